@@ -115,7 +115,7 @@ def launch(
     # Imported here because a dry run, which needs none of it, is twice as fast without it.
     from contextlib import ExitStack
 
-    from meshrun.host.leftovers import remove_stale_folders
+    from meshrun.host.folder import remove_stale_folders
     from meshrun.host.sockets import listen_on
     from meshrun.report.watchers import make_watchers
     from meshrun.supervisor.loop import Loop

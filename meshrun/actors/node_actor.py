@@ -62,8 +62,7 @@ class NodeActor:
         if whole.get(_OMP_NUM_THREADS) == str(cpus):  # set by Ray, as for a single process
             whole[_OMP_NUM_THREADS] = str(max(1, cpus // workers))
         if files is not None:
-            from meshrun.host.folder import write_private
-            from meshrun.host.leftovers import private_folder
+            from meshrun.host.folder import private_folder, write_private
 
             variable, contents = files
             self._folder = whole[variable] = self._closing.enter_context(private_folder())

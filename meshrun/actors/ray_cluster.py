@@ -20,7 +20,7 @@ from meshrun.actors.driver_messages import (
     Reply,
 )
 from meshrun.errors import HostError
-from meshrun.host.leftovers import remove_if_stale
+from meshrun.host.folder import remove_if_stale
 from meshrun.host.printable import one_line
 from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_h
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError, exit_code_of
-from meshrun.host.folder import read_private, write_private
-from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
+from meshrun.host.folder import (
+    is_temporary,
+    private_folder,
+    read_private,
+    remove_if_stale,
+    write_private,
+    writing_to,
+)
 from meshrun.host.own_variables import PARENT_FOLDER, PARENT_PID
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text

@@ -39,7 +39,7 @@ from meshrun.api.remote_call import (
 )
 from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.leftovers import private_folder, writing_to
+from meshrun.host.folder import private_folder, writing_to
 from meshrun.host.own_variables import SERVE
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages

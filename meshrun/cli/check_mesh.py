@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from meshrun.check.requirements import check_dims
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
-from meshrun.host.folder import read_private
-from meshrun.host.leftovers import private_folder
+from meshrun.host.folder import private_folder, read_private
 from meshrun.host.own_variables import CHECK_FILE
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note

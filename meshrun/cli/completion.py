@@ -13,9 +13,8 @@ from typing import Any
 
 from meshrun.cli.option import Option, ParsedOptions
 from meshrun.errors import HostError, UsageError
-from meshrun.host.named_files import read_small
+from meshrun.host.named_files import read_small, write_whole
 from meshrun.host.rank_variables import MESH
-from meshrun.host.whole_file import write_whole
 
 _FILES, _FOLDERS = "FILE", "DIR"
 _AFTER_A_DIM = {

@@ -19,7 +19,7 @@ from meshrun.cli.variables import check_variables, unknown_variables
 from meshrun.cli.words import CommandLine
 from meshrun.errors import SpecError, UsageError
 from meshrun.host import rank_variables as var
-from meshrun.host.leftovers import is_in_private
+from meshrun.host.folder import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.placing import Place
 from meshrun.layout.spec import MeshSpec, parse_mesh

@@ -158,7 +158,7 @@ def _check_host(request: LaunchRequest, report: str | None) -> None:
     check_folder()
     allow_descriptors(_MIN_DESCRIPTORS + 4 * len(request.hosts))
     if report is not None:
-        from meshrun.host.whole_file import check_target
+        from meshrun.host.named_files import check_target
 
         check_target(report, Options.report.flag)
 

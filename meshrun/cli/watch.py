@@ -15,8 +15,7 @@ from meshrun.api.launch import read_error
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_one_node
 from meshrun.errors import HostError, ProgramError, UsageError
-from meshrun.host.folder import open_private, write_private
-from meshrun.host.leftovers import private_folder
+from meshrun.host.folder import open_private, private_folder, write_private
 from meshrun.host.own_variables import WATCH_FILE
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.stderr import note, say

@@ -8,7 +8,7 @@
   they print.
 - The network: ``interfaces``, ``host_names``, ``name_service``, ``sockets``, ``outgoing``,
   ``admission``, ``http_server``, and ``pmi`` of a process manager.
-- Files and names: ``folder``, ``leftovers``, ``named_files``, ``whole_file``, ``users_files``,
-  ``watched_files``, ``inotify`` and ``sysfs``; the variables in ``own_variables`` and
+- Files and names: ``folder``, ``named_files``, ``users_files``, ``watched_files``, ``inotify`` and
+  ``sysfs``; the variables in ``own_variables`` and
   ``rank_variables``; plug-ins in ``entry_points``, and ``exclusion`` of a node.
 """

@@ -1,26 +1,35 @@
 """Folders accessed through a descriptor, so that renaming or replacing them has no effect.
 
 If others can write to the parent folder, they can put something else at the path at any time.
+
+The creator of a temporary folder holds a lock on a file in it, which the kernel releases when it
+exits: folders of killed launches are removed. Those without such a file, such as log folders, are
+kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import os
+import re
 import stat
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 from meshrun.errors import HostError
 from meshrun.host.descriptors import close_file
-from meshrun.host.sysfs import read_number, read_text
+from meshrun.host.shortage import hint_for
 
 Opener = Callable[[str, int], int]
 """Opens a file by path and flags, like ``os.open``, such as :meth:`Folder.open`."""
-_MAP_OF_ALL = ["0", "0", str(2**32 - 1)]
-_USUAL_OVERFLOW = 65534
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+PREFIX = "meshrun_"
+_LOCK = "held"
+_UNFINISHED = f"{_LOCK}.new"
+_NAME = re.compile(PREFIX + "[0-9a-f]{16}")
+_ABANDONED_AFTER_S = 3600.0
 
 
 class Folder:
@@ -57,7 +66,7 @@ class Folder:
 
     def make(self, name: str) -> None:
         """Create a private folder in it, unless it exists."""
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self._fd)
 
     def open(self, path: str, flags: int) -> int:
@@ -83,7 +92,7 @@ class Folder:
                 file.write(data)
             self.rename(unfinished, name)
         except OSError:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(unfinished, dir_fd=self._fd)
             raise
 
@@ -93,12 +102,12 @@ class Folder:
 
     def remove(self) -> None:
         """Remove its contents, and itself if it is still at its path; ignore errors."""
-        with contextlib.suppress(OSError):  # out of descriptors, or of memory
+        with suppress(OSError):  # out of descriptors, or of memory
             for _, folders, files, here in os.fwalk(topdown=False, dir_fd=self._fd):
                 for name in (*files, *folders):
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         _remove(name, here)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.rmdir(self.path)
 
     def close(self) -> None:
@@ -160,7 +169,7 @@ def write_private(path: str, content: str | bytes) -> None:
         folder.write(os.path.basename(path), content)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _own_folder_of(path: str) -> Iterator[Folder]:
     folder = Folder(os.path.dirname(path))
     try:
@@ -200,61 +209,6 @@ def append_to_log(path: str, text: str, opener: Opener) -> None:
         pass
 
 
-def who_else_may_write(path: str) -> str | None:
-    """Return who, besides this user and root, could replace files in a folder, if anyone.
-
-    This is anyone who can write to the folder or to one above it, unless that is sticky, like
-    ``/tmp``, and the owner of a link on the way there. The private group of this user does not
-    count. For a folder that does not exist, only those above it count.
-    """
-    trusted = {os.geteuid(), *_uids_of_root()}
-    for place in led_through(path):
-        try:
-            found = os.lstat(place)
-        except OSError:
-            continue
-        is_sticky = bool(found.st_mode & stat.S_ISVTX)
-        if found.st_uid not in trusted:
-            return f"`{place}` belongs to {_user(found.st_uid)}"
-        if stat.S_ISLNK(found.st_mode):
-            continue
-        if found.st_mode & stat.S_IWOTH and not is_sticky:
-            return f"everyone can write to `{place}`"
-        if found.st_mode & stat.S_IWGRP and not is_sticky:
-            group = _group_of_others(found.st_gid)
-            if group is not None:
-                return f"{group} can write to `{place}`"
-    return None
-
-
-def led_through(path: str) -> Iterator[str]:
-    """Yield what a path leads through, itself first: folders and links, with what these lead to."""
-    left, seen = [os.path.join(os.getcwd(), path)], set[str]()
-    while left:
-        place = left.pop()
-        while place not in seen:
-            seen.add(place)
-            yield place
-            folder = os.path.dirname(place)
-            if os.path.islink(place):
-                left.append(os.path.join(folder, os.readlink(place)))
-            place = folder
-
-
-def _uids_of_root() -> set[int]:
-    """Return the owners that files of root have here.
-
-    In a user namespace, as of Enroot, Apptainer or rootless Docker, that may be the overflow uid,
-    which files of all users without a mapping have, so that root's cannot be told apart.
-
-    Source:
-        user_namespaces(7).
-    """
-    if read_text(Path("/proc/self/uid_map")).split() in ([], _MAP_OF_ALL):
-        return {0}
-    return {0, read_number(Path("/proc/sys/fs/overflowuid")) or _USUAL_OVERFLOW}
-
-
 def _remove(name: str, folder: int) -> None:
     if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         os.rmdir(name, dir_fd=folder)
@@ -262,28 +216,153 @@ def _remove(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _user(uid: int) -> str:
-    import pwd
+def temporary_path() -> str:
+    """Return a path for a new temporary folder."""
+    import tempfile
 
-    with contextlib.suppress(KeyError):
-        return f"user `{pwd.getpwuid(uid).pw_name}`"
-    return f"user {uid}"
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # a read-only file system: creating the folder will fail
+        place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return os.path.join(place, f"{PREFIX}{os.urandom(8).hex()}")
 
 
-def _group_of_others(gid: int) -> str | None:
-    """Return the name of a group that may have other members, unless it is root's or private."""
-    import grp
-    import pwd
+def keep_from_aging(folder: Folder) -> None:
+    """Have systemd-tmpfiles, which removes what is old, keep all of a folder until it is closed.
 
-    if gid == 0:
+    Source:
+        tmpfiles.d(5): "If the aging algorithm finds a lock is already taken on some directory, it
+        (and everything below it) is skipped".
+    """
+    with suppress(OSError):
+        fcntl.flock(folder.fileno(), fcntl.LOCK_SH)
+
+
+def lock_folder(folder: Folder) -> None:
+    """Lock a folder until it is closed, or this process has ended; :func:`keep_from_aging` it.
+
+    Later launches remove folders with a lock that no process holds; on a file system without
+    locks, they keep it.
+    """
+    keep_from_aging(folder)
+    try:
+        descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # If hosts share the folder, each may see only its own locks.
+        os.write(descriptor, os.uname().nodename.encode())
+        folder.rename(_UNFINISHED, _LOCK)  # the file appears with its lock held
+    except OSError:
+        os.close(descriptor)
+    else:
+        folder.lock = descriptor
+
+
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """Provide a temporary folder that is removed after the block, or after this process.
+
+    Raises:
+        HostError: If it cannot be created.
+    """
+    path = temporary_path()
+    with writing_to(path):
+        folder = make_folder(path)
+    lock_folder(folder)
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+        folder.close()
+
+
+@contextmanager
+def writing_to(folder: str) -> Iterator[None]:
+    """Report errors of the block as those of writing to a temporary folder.
+
+    Raises:
+        HostError: If the block raises an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise HostError(
+            f"cannot write to the temporary folder `{folder}`: {error.strerror}",
+            hint=hint_for(error.errno) or "set TMPDIR to a writable folder with free space",
+        ) from error
+
+
+def is_in_private(path: str) -> bool:
+    """Return whether a path is in a folder with the name of a :func:`private_folder`."""
+    return _NAME.fullmatch(os.path.basename(os.path.dirname(path))) is not None
+
+
+def is_temporary(path: str) -> bool:
+    """Return whether a folder has the name of a temporary folder and belongs to this user."""
+    folder = _open_ours(path)
+    if folder is not None:
+        folder.close()
+    return folder is not None
+
+
+def remove_stale_folders() -> None:
+    """Remove temporary folders whose processes, of this user on this host, have exited."""
+    import tempfile
+
+    try:
+        with os.scandir(tempfile.gettempdir()) as entries:
+            found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+    except OSError:
+        return
+    for path in found:
+        remove_if_stale(path)
+
+
+def remove_if_stale(path: str) -> None:
+    """Remove a temporary folder if its process, of this user on this host, has exited."""
+    folder = _open_ours(path)
+    if folder is None:
+        return
+    if _is_stale(folder):
+        folder.remove()
+    folder.close()
+
+
+def _open_ours(path: str) -> Folder | None:
+    if not os.path.basename(path).startswith(PREFIX):
         return None
     try:
-        group = grp.getgrgid(gid)
-    except KeyError:
-        return f"group {gid}"
+        folder = Folder(path)
+    except OSError:
+        return None
+    if folder.is_ours:
+        return folder
+    folder.close()
+    return None
+
+
+def _is_stale(folder: Folder) -> bool:
     try:
-        own = pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return f"group `{group.gr_name}`"
-    is_private = (gid, group.gr_name) == (own.pw_gid, own.pw_name)
-    return None if is_private and {*group.gr_mem} <= {own.pw_name} else f"group `{group.gr_name}`"
+        descriptor = folder.open(f"{folder.path}/{_LOCK}", os.O_RDONLY)
+    except OSError:
+        return _was_never_held(folder)
+    try:
+        # Others may have renamed a folder of this user's that they can write to, and added a lock.
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.read(descriptor, 1024) == os.uname().nodename.encode()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _was_never_held(folder: Folder) -> bool:
+    """Return whether the creator was killed between creating and locking the folder."""
+    is_named_by_us = _NAME.fullmatch(os.path.basename(folder.path)) is not None
+    if not is_named_by_us or not {*os.listdir(folder.fileno())} <= {_UNFINISHED}:
+        return False
+    return time.time() - os.stat(folder.fileno()).st_mtime > _ABANDONED_AFTER_S

@@ -14,9 +14,9 @@ from contextlib import suppress
 from meshrun.errors import MeshrunError
 from meshrun.host import rank_variables as var
 from meshrun.host.folder import Opener, nonblocking
+from meshrun.host.named_files import write_whole
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.printable import one_line
-from meshrun.host.whole_file import write_whole
 from meshrun.protocol.codec import shorten
 from meshrun.protocol.packing import read_json
 from meshrun.protocol.rank_end import RankRaised

@@ -19,7 +19,7 @@ from msgspec import Struct
 from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.errors import HostError
-from meshrun.host.whole_file import check_target
+from meshrun.host.named_files import check_target
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol import events, from_zygote

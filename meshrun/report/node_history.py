@@ -20,7 +20,7 @@ from msgspec import Struct
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
-from meshrun.host.whole_file import check_target, open_nonblocking
+from meshrun.host.named_files import check_target, open_nonblocking
 from meshrun.lifecycle.root_cause import describe_failed_rank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

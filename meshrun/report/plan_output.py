@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from msgspec.structs import replace
 
 from meshrun.errors import UsageError
-from meshrun.host.whole_file import write_whole
+from meshrun.host.named_files import write_whole
 from meshrun.plan.choices import Format
 from meshrun.plan.masking import Mask
 from meshrun.plan.plan import LaunchPlan

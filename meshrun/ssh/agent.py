@@ -17,9 +17,8 @@ from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
 from meshrun.host.descriptors import read_now
-from meshrun.host.folder import read_private, write_private
+from meshrun.host.folder import private_folder, read_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
-from meshrun.host.leftovers import private_folder
 from meshrun.host.own_variables import LISTENER, NODE_ADDRESS
 from meshrun.host.processes import die_with_parent, interrupts_delayed, send_signal
 from meshrun.host.reactor import Reactor

@@ -11,9 +11,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from meshrun.errors import HostError, UsageError
-from meshrun.host.folder import Folder, make_folder, who_else_may_write
-from meshrun.host.leftovers import keep_from_aging, lock_folder, temporary_path
-from meshrun.host.named_files import absolute
+from meshrun.host.folder import Folder, keep_from_aging, lock_folder, make_folder, temporary_path
+from meshrun.host.named_files import absolute, who_else_may_write
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest

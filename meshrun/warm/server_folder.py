@@ -17,12 +17,11 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from meshrun.host.folder import Folder, who_else_may_write
-from meshrun.host.named_files import absolute
+from meshrun.host.folder import Folder
+from meshrun.host.named_files import absolute, open_nonblocking, who_else_may_write
 from meshrun.host.pidfd import has_ended, open_pidfd, send_signal_to
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
-from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, read_json, unpack
 from meshrun.warm.identity import Mismatch, ServerDescription, changed_library, this_interpreter

@@ -12,8 +12,8 @@ from types import ModuleType
 from msgspec import Struct
 
 from meshrun.host.folder import write_private
+from meshrun.host.named_files import open_nonblocking
 from meshrun.host.users_files import is_installed, is_users_file, module_files, names_of
-from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import pack, unpack
 
 Stat = tuple[int, int]

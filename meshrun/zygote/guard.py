@@ -13,7 +13,7 @@ import socket
 import time
 from typing import NoReturn
 
-from meshrun.host.leftovers import remove_if_stale
+from meshrun.host.folder import remove_if_stale
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.processes import (
     become_guard,

@@ -18,11 +18,16 @@ import pytest
 from meshrun.cli.completion import _add_line
 from meshrun.cli.parsers import text_of_file
 from meshrun.errors import HostError, UsageError
-from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write, write_private
-from meshrun.host.leftovers import private_folder, remove_if_stale
-from meshrun.host.named_files import read_small
+from meshrun.host.folder import (
+    Folder,
+    make_folder,
+    open_private,
+    private_folder,
+    remove_if_stale,
+    write_private,
+)
+from meshrun.host.named_files import check_target, read_small, who_else_may_write, write_whole
 from meshrun.host.reactor import Reactor
-from meshrun.host.whole_file import check_target, write_whole
 from meshrun.protocol.codec import PACKET_BYTES
 from meshrun.protocol.error_record import read_record
 from meshrun.protocol.packing import pack

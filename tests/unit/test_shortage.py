@@ -14,8 +14,7 @@ import meshrun
 from meshrun.errors import HostError
 from meshrun.host import folder as folders
 from meshrun.host.descriptors import allow_descriptors, allow_many_descriptors
-from meshrun.host.folder import Folder, make_folder
-from meshrun.host.leftovers import writing_to
+from meshrun.host.folder import Folder, make_folder, writing_to
 from meshrun.host.shortage import describe_shortage
 from tests.kit import TOO_FEW_FILES
 
