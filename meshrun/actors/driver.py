@@ -25,7 +25,7 @@ from meshrun.actors.driver_messages import (
 from meshrun.actors.node_group import NodeGroup, first_line
 from meshrun.errors import HostError
 from meshrun.host.folder import private_folder
-from meshrun.host.title import set_title
+from meshrun.host.processes import set_title
 from meshrun.protocol.packing import pack, unpack
 
 _NOTE_S = 5.0

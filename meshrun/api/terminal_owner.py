@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
-from meshrun.host.processes import is_foreground, send_signal
+from meshrun.host.process_state import is_foreground
+from meshrun.host.processes import send_signal
 from meshrun.worker.call_channel import Channel
 from meshrun.worker.rank_terminal import AcquireTerminal, ReleaseTerminal
 

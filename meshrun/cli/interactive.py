@@ -13,7 +13,7 @@ from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_one_node
 from meshrun.errors import UsageError
-from meshrun.host.title import set_title
+from meshrun.host.processes import set_title
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import Invocation
 

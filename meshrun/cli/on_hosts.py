@@ -10,8 +10,8 @@ from meshrun import __version__
 from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError, exit_code_of
 from meshrun.host.detect_host import detect_host
+from meshrun.host.processes import set_title
 from meshrun.host.stderr import note
-from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop

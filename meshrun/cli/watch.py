@@ -17,9 +17,8 @@ from meshrun.cli.read import check_one_node
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.folder import open_private, private_folder, write_private
 from meshrun.host.own_variables import WATCH_FILE
-from meshrun.host.processes import interrupts_delayed
+from meshrun.host.processes import interrupts_delayed, set_title
 from meshrun.host.stderr import note, say
-from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import WHY, Invocation, as_caller

@@ -2,10 +2,10 @@
 
 - What this machine has: ``detect_host`` makes the value in ``machine`` from ``cores``,
   ``topology``, ``gpus`` and ``nics``. ``nvml`` asks NVIDIA's driver; ``gpu_state``, ``xids`` and
-  ``visibility`` tell what can be used now, ``shortage`` and ``usage`` what is running out.
-- Processes: ``processes``, ``pidfd``, ``forked_call`` and ``title``; ``reactor`` waits for them and
-  for everything else; ``descriptors``, ``stderr``, ``write_buffer`` and ``printable`` carry what
-  they print.
+  ``visibility`` tell what can be used now, ``shortage`` what has run out.
+- Processes: ``process_state`` tells of them, ``processes`` and ``forked_call`` act; ``reactor``
+  waits for them and for everything else; ``descriptors``, ``stderr``, ``write_buffer`` and
+  ``printable`` carry what they print.
 - The network: ``interfaces``, ``host_names``, ``name_service``, ``sockets``, ``outgoing``,
   ``admission``, ``http_server``, and ``pmi`` of a process manager.
 - Files and names: ``folder``, ``named_files``, ``users_files``, ``watched_files``, ``inotify`` and

@@ -11,7 +11,7 @@ from msgspec import Struct
 from meshrun.host.gpus import MOST_NVLINKS, nvlink_state
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Driver, GpuProcess, Handle, Nvml
-from meshrun.host.processes import is_below, process_name
+from meshrun.host.process_state import is_below, process_name
 from meshrun.wording import size
 
 _UNCORRECTED, _SINCE_RESET = ctypes.c_uint(1), ctypes.c_uint(0)

@@ -1,4 +1,4 @@
-"""Process trees: subreapers, parent-death signals, and killing leftover processes.
+"""Process trees: subreapers, parent-death signals, titles, and killing leftover processes.
 
 Every orphan below a subreaper becomes its child, so a subreaper without children has no descendants
 at all; ``waitpid`` proves that without reading the process table (prctl(2)).
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import os
+import select
 import signal
 import sys
 import time
@@ -18,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from msgspec import Struct
 
 from meshrun.errors import HostError
-from meshrun.host.printable import one_line
+from meshrun.host.process_state import read_proc, read_stat
 from meshrun.host.reactor import Steps, finish
 
 _PR_SET_PDEATHSIG = 1
@@ -26,12 +28,6 @@ _PR_SET_NAME = 15
 _PTRACE_DETACH = 17
 _GUARD = b"meshrun-guard"
 _PR_SET_CHILD_SUBREAPER = 36
-_PF_EXITING = 4
-_RUNNING = ("R", "S", "D")
-"""States in /proc of a process that is neither stopped, traced nor over."""
-_STOPS_IN_S = 1.0
-_HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
-"""Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
 """How long SIGKILL may take before a process counts as held by the kernel."""
 _SHM_MANAGER = b"torch_shm_manag"
@@ -49,6 +45,16 @@ _INTERPRETER = os.fsencode(os.path.basename(sys.executable or ""))[:15]
 _FREEING_TAKES_S = 3.0
 _ON_LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
+_SEND_SIGNAL, _OPEN = 424, 434
+"""Numbers of pidfd_send_signal(2) and pidfd_open(2), of Linux 5.3, which all architectures share.
+
+Python has no functions for them if it was built for an older system, as conda's is.
+
+Source:
+    ``include/uapi/asm-generic/unistd.h``.
+"""
+_ARG_START = 48 - 3
+"""Index of fields 48 and 49 of ``/proc/PID/stat`` in a list that begins with field 3 (proc(5))."""
 
 
 def become_subreaper() -> bool:
@@ -230,11 +236,11 @@ class _Turn(enum.IntEnum):
 
 
 def _turn(pid: int) -> _Turn:
-    name = _name(pid)
+    name = read_proc(pid, "comm").strip()
     if name == _GUARD:
         return _Turn.GUARD
     # The kernel may hold a process so that reading its command line would not return.
-    is_tracker = name == _INTERPRETER and _RESOURCE_TRACKER in _read(pid, "cmdline")
+    is_tracker = name == _INTERPRETER and _RESOURCE_TRACKER in read_proc(pid, "cmdline")
     return _Turn.FREES_MEMORY if is_tracker or name == _SHM_MANAGER else _Turn.FIRST
 
 
@@ -252,23 +258,6 @@ def become_guard() -> None:
     """Give this process the name that makes :func:`end_children` end it last."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
-
-
-def process_name(pid: int) -> str:
-    """Return the printable name of a process, "" if there is no such process."""
-    return one_line(_name(pid).decode(errors="replace"))
-
-
-def _name(pid: int) -> bytes:
-    return _read(pid, "comm").strip()
-
-
-def _read(pid: int, file: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{file}", "rb") as opened:
-            return opened.read()
-    except OSError:
-        return b""
 
 
 def _reap(spare: frozenset[int]) -> list[int]:
@@ -306,197 +295,103 @@ def _wait_for_child(timeout_s: float) -> None:
         time.sleep(min(timeout_s, 0.02))
 
 
-def is_below(pid: int, ancestor: int) -> bool:
-    """Return whether a process is currently a descendant of another."""
-    import psutil
+def open_pidfd(pid: int) -> int:
+    """Return a descriptor of a process, which becomes readable when the process ends.
 
-    try:
-        return any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
-    except psutil.Error:
-        return False
+    Unlike a pid, it never refers to another process.
 
-
-def is_exiting(pid: int) -> bool:
-    """Return whether a process is exiting, even if its parent cannot reap it yet.
-
-    Source:
-        proc_pid_stat(5), field ``flags``; PF_EXITING in the kernel's ``include/linux/sched.h``.
+    Raises:
+        OSError: If there is no such process, or the system or a sandbox has no such descriptors.
     """
-    state, *fields = read_stat(pid)
-    return state in ("Z", "X") or (state != "" and bool(int(fields[5]) & _PF_EXITING))
+    return _call(_OPEN, pid, 0)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal, not by a debugger."""
-    return read_stat(pid)[0] == "T"
+def send_signal_to(pidfd: int, signum: int) -> None:
+    """Send a signal to a process.
 
-
-def is_traced(pid: int) -> bool:
-    """Return whether a debugger has stopped a process."""
-    return read_stat(pid)[0] == "t"
-
-
-def wait_until_stopped(pids: Iterable[int]) -> None:
-    """Wait until processes that are being stopped no longer run, but at most for a second."""
-    deadline = time.monotonic() + _STOPS_IN_S
-    for pid in pids:
-        while read_stat(pid)[0] in _RUNNING and time.monotonic() < deadline:
-            time.sleep(0.002)  # the kernel notifies only parents
-
-
-def is_foreground(fd: int) -> bool:
-    """Return whether our job, or our parent's, is in the foreground of a terminal.
-
-    The parent's counts if we have left its session, like a launch started from Python.
-
-    Source:
-        Fields 5, 7 and 8 of ``/proc/PID/stat``, proc(5).
+    Raises:
+        OSError: If it has ended, or this user may not signal it.
     """
-    try:
-        return os.tcgetpgrp(fd) in (os.getpgrp(), 0)
-    except OSError:  # not our controlling terminal
-        stat = read_stat(os.getppid())
-    if len(stat) < 6 or not os.isatty(fd) or int(stat[4]) != os.fstat(fd).st_rdev:
-        return True  # a terminal without job control
-    return stat[5] == stat[2]
+    _call(_SEND_SIGNAL, pidfd, signum, None, 0)
 
 
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; ``[""]`` if there is no such process.
+def has_ended(pidfd: int, *, within_s: int = 0) -> bool:
+    """Return whether a process has ended, or ends within this time."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
 
-    Source:
-        ``/proc/PID/stat``, proc(5): the state is field 3, after the name, which may have spaces.
+
+def _call(number: int, *arguments: int | None) -> int:
+    if _LIBC is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    found: int = _LIBC.syscall(number, *arguments)
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return found
+
+
+def set_title(*words: str) -> None:
+    """Set the title to ``meshrun`` and these words; do nothing if the system cannot.
+
+    The title overwrites the process's arguments, of which Python has a copy, and is cut to their
+    length. The last byte is not zero, which makes the kernel end the command line with the title;
+    otherwise, each byte left would show as an empty argument (``get_mm_cmdline`` in
+    ``fs/proc/base.c``).
     """
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
+        start, end = map(int, read_stat(os.getpid())[_ARG_START : _ARG_START + 2])
+        with open("/proc/self/cmdline", "rb") as file:
+            shown = file.read()
+        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError):  # not Linux, or a sandbox
+        return
+    try:
+        room = end - start
+        if 0 < len(shown) <= room and room > 2 and os.pread(memory, len(shown), start) == shown:
+            title = " ".join(("meshrun", *words)).encode(errors="surrogateescape")
+            os.pwrite(memory, title[: room - 2].ljust(room - 1, b"\0") + b".", start)
     except OSError:
-        return [""]
+        pass
+    finally:
+        os.close(memory)
 
 
-class SignalState(enum.Enum):
-    """The state of a signal to a process, according to the kernel."""
-
-    GONE = enum.auto()
-    UNHANDLED = enum.auto()
-    """The process neither handles nor ignores the signal, so it would end the process."""
-    STOPPED = enum.auto()
-    TRACED = enum.auto()
-    """A debugger has stopped the process."""
-    PENDING = enum.auto()
-    RUNNING = enum.auto()
-    """The handler is running."""
-    DONE = enum.auto()
-    """The signal is not pending and no handler is running; also before it is sent."""
-    UNKNOWN = enum.auto()
-    """The kernel does not report it (gVisor, macOS)."""
-
-
-def threads_blocking(pid: int, signum: int) -> frozenset[str]:
-    """Return the threads of a process that block a signal."""
+def name_thread(name: str) -> None:
+    """Name the calling thread, with up to 15 letters; do nothing if the system cannot."""
     try:
-        threads = _read_threads(pid)
-        return frozenset(task for task in threads if _has(threads[task], "SigBlk", signum))
-    except (OSError, KeyError, ValueError):
-        return frozenset()
+        with open("/proc/thread-self/comm", "w", encoding="utf-8") as file:
+            file.write(name)
+    except OSError:  # not Linux, or a sandbox
+        pass
 
 
-def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) -> SignalState:
-    """Return the state of a signal to a process; DONE only once its handler has returned.
+class EnvironVariable:
+    """A variable in the memory that ``/proc/PID/environ`` shows; forks may change their copies.
 
-    The kernel blocks a signal in the thread that handles it until the handler returns.
-
-    ``blocking`` are the threads that blocked it before it was sent.
+    Create it before Python changes the variable.
 
     Source:
-        proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.
+        proc(5): ``environ`` shows the memory to which the kernel wrote the initial environment.
     """
-    if not _ON_LINUX:
-        return SignalState.UNKNOWN
-    try:
-        status, threads = read_status(f"/proc/{pid}/status"), _read_threads(pid)
-    except (OSError, ValueError):
-        return SignalState.GONE
-    found = SignalState.DONE
-    if status["State"].startswith(("Z", "X")):
-        found = SignalState.GONE
-    elif "SigCgt" not in status:
-        found = SignalState.UNKNOWN
-    elif not _has(status, "SigCgt", signum) and not _has(status, "SigIgn", signum):
-        found = SignalState.UNHANDLED
-    elif status["State"].startswith(("T", "t")):
-        found = SignalState.STOPPED if status["State"].startswith("T") else SignalState.TRACED
-    elif _has(status, "ShdPnd", signum) or any(
-        _has(thread, "SigPnd", signum) for thread in threads.values()
-    ):
-        found = SignalState.PENDING
-    elif any(_has(threads[task], "SigBlk", signum) for task in threads.keys() - blocking):
-        found = SignalState.RUNNING
-    elif is_exiting(pid):
-        found = SignalState.GONE
-    return found
 
+    def __init__(self, name: str) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._libc.getenv.restype = ctypes.c_void_p
+        self._name = name
+        self._length = len(os.fsencode(os.environ.get(name, "")))
+        self._address = self._libc.getenv(os.fsencode(name))
 
-def _has(status: dict[str, str], mask: str, signum: int) -> bool:
-    return bool(int(status[mask], 16) & 1 << (signum - 1))
+    def set(self, value: str) -> None:
+        """Set a value, as long as the initial one, in ``os.environ`` and ``/proc/PID/environ``.
 
-
-def _read_threads(pid: int) -> dict[str, dict[str, str]]:
-    """Return the status of each thread of a process, except for those that end meanwhile."""
-    found = {}
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with suppress(OSError):
-            found[task] = read_status(f"/proc/{pid}/task/{task}/status")
-    return found
-
-
-def handles_signal(pid: int, signum: int) -> bool:
-    """Return whether a process would survive a signal, as it handles, ignores or blocks it."""
-    if signum in _HARMLESS or signal_state(pid, signum) is not SignalState.UNHANDLED:
-        return True
-    return str(pid) in threads_blocking(pid, signum)  # for sigwait()
-
-
-def read_status(path: str) -> dict[str, str]:
-    """Return the fields of a status file in /proc (proc_pid_status(5))."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        pairs = (line.partition(":") for line in file)
-        return {name: value.strip() for name, _, value in pairs}
-
-
-def marked_processes(entry: str) -> list[int]:
-    """Return other processes that started with ``entry``, ``NAME=value``, in their environment.
-
-    A fork shows the environment with which its parent's program was started (proc(5)).
-    """
-    if not _ON_LINUX:
-        import psutil
-
-        variable, _, value = entry.partition("=")
-        processes = psutil.process_iter(["environ"])
-        marked = [each for each in processes if (each.info["environ"] or {}).get(variable) == value]
-        return [each.pid for each in marked if each.pid != os.getpid()]
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != os.getpid():
-            # It may have ended, or belong to another user.
-            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if os.fsencode(entry) in file.read().split(b"\0"):
-                    found.append(int(name))
-    return found
-
-
-def started_at(pid: int) -> str | None:
-    """Return the start time of a process in ticks since boot; ``None`` if it has ended.
-
-    Source:
-        Field 22 of ``/proc/PID/stat``, proc(5).
-    """
-    state, *fields = read_stat(pid)
-    return fields[18] if state not in ("", "Z", "X") else None
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if there is no such process."""
-    _, *fields = read_stat(pid)
-    return int(fields[0]) if fields else 0
+        Raises:
+            ValueError: If the lengths differ.
+        """
+        text = os.fsencode(value)
+        if len(text) != self._length:
+            raise ValueError(f"{self._name} has {self._length} bytes, and {value!r} {len(text)}")
+        if self._address:
+            ctypes.memmove(self._address, text, len(text))
+        os.environ[self._name] = value

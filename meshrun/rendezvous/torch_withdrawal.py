@@ -20,9 +20,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from meshrun.host.processes import die_with_parent
+from meshrun.host.processes import die_with_parent, set_title
 from meshrun.host.reactor import Reactor
-from meshrun.host.title import set_title
 from meshrun.protocol import codec
 from meshrun.protocol.generation import Withdraw
 from meshrun.protocol.to_zygote import Negotiate

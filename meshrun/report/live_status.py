@@ -22,8 +22,8 @@ from rich.text import Text
 from meshrun.console.console import Console
 from meshrun.host.gpu_state import read_gpu_memory
 from meshrun.host.nvml import Driver
+from meshrun.host.process_state import Usage, usage_of_trees
 from meshrun.host.reactor import Reactor
-from meshrun.host.usage import Usage, usage_of_trees
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State

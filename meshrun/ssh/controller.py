@@ -15,7 +15,7 @@ from functools import partial
 
 from meshrun.errors import MeshrunError, NodeExcludedError, signal_of_code
 from meshrun.host.own_variables import HOSTS_PRESENT, SECRET
-from meshrun.host.processes import is_stopped
+from meshrun.host.process_state import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher

@@ -7,7 +7,8 @@ import signal
 import sys
 
 from meshrun.errors import HostError
-from meshrun.host.processes import die_with_parent, send_signal, wait_until_stopped
+from meshrun.host.process_state import wait_until_stopped
+from meshrun.host.processes import die_with_parent, send_signal
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.signals import SignalQueue

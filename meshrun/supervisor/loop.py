@@ -18,14 +18,8 @@ from meshrun.console.output import Output
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
-from meshrun.host.processes import (
-    EndedChildren,
-    become_subreaper,
-    is_stopped,
-    list_children,
-    process_name,
-    wait_until_stopped,
-)
+from meshrun.host.process_state import is_stopped, process_name, wait_until_stopped
+from meshrun.host.processes import EndedChildren, become_subreaper, list_children
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import MemoryWatch, ProcessLimit
 from meshrun.layout.labels import merged_label

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.console.console import Console
+from meshrun.host.process_state import cpu_seconds_of_trees
 from meshrun.host.reactor import Reactor
-from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

@@ -17,7 +17,8 @@ from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import allow_descriptors, close_file
 from meshrun.host.interfaces import interface_of
-from meshrun.host.processes import EndedChildren, handles_signal, killing_children, read_stat
+from meshrun.host.process_state import handles_signal, read_stat
+from meshrun.host.processes import EndedChildren, killing_children
 from meshrun.host.reactor import Reactor, Steps, finish
 from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.layout.labels import rank_label

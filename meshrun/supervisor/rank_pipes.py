@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from meshrun.host.processes import is_stopped
+from meshrun.host.process_state import is_stopped
 from meshrun.protocol.collectives import STACKS, RankListens
 
 

@@ -14,15 +14,8 @@ from functools import partial
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.own_variables import NATIVE_STACKS
-from meshrun.host.processes import (
-    SignalState,
-    die_with_parent,
-    read_stat,
-    send_signal,
-    send_signal_to_main_thread,
-    signal_state,
-    threads_blocking,
-)
+from meshrun.host.process_state import SignalState, read_stat, signal_state, threads_blocking
+from meshrun.host.processes import die_with_parent, send_signal, send_signal_to_main_thread
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label

@@ -9,9 +9,8 @@ from functools import partial
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Driver, Nvml
-from meshrun.host.processes import is_stopped
+from meshrun.host.process_state import Delays, is_stopped, read_delays
 from meshrun.host.reactor import Reactor
-from meshrun.host.usage import Delays, read_delays
 from meshrun.layout.labels import group_label, rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

@@ -19,7 +19,8 @@ from typing import Any
 
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
-from meshrun.host.processes import is_foreground, signals_blocked
+from meshrun.host.process_state import is_foreground
+from meshrun.host.processes import signals_blocked
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State

@@ -23,7 +23,8 @@ from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import read_now
 from meshrun.host.printable import one_line
-from meshrun.host.processes import is_below, send_signal
+from meshrun.host.process_state import is_below
+from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.reactor import Timer as Alarm
 from meshrun.protocol.packing import read_json

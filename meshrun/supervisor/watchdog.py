@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from meshrun.host.processes import is_traced
+from meshrun.host.process_state import is_traced
 from meshrun.lifecycle.state import State
 from meshrun.protocol.activity import Activity
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
 from meshrun.host.own_variables import LAUNCH_MARK
-from meshrun.host.processes import EndedChildren, marked_processes, send_signal, signals_blocked
+from meshrun.host.process_state import marked_processes
+from meshrun.host.processes import EndedChildren, send_signal, signals_blocked
 from meshrun.host.reactor import Steps
 from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
 from meshrun.host.sockets import packet_pair

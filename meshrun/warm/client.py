@@ -18,8 +18,8 @@ from msgspec import Struct
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.named_files import absolute
 from meshrun.host.own_variables import LAUNCH_MARK
-from meshrun.host.pidfd import has_ended, send_signal_to
-from meshrun.host.processes import EndedChildren, is_stopped
+from meshrun.host.process_state import is_stopped
+from meshrun.host.processes import EndedChildren, has_ended, send_signal_to
 from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from meshrun.host.pidfd import open_pidfd
-from meshrun.host.processes import parent_of, read_status
+from meshrun.host.process_state import parent_of, read_status
+from meshrun.host.processes import open_pidfd
 
 _OF_STATUS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",

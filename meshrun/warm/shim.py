@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from meshrun.host.pidfd import open_pidfd
+from meshrun.host.process_state import SignalState, signal_state
 from meshrun.host.processes import (
-    SignalState,
+    EnvironVariable,
     become_subreaper,
     die_with_parent,
     end_children,
     is_guard,
     list_children,
+    open_pidfd,
     send_signal,
-    signal_state,
+    set_title,
 )
 from meshrun.host.reactor import Reactor
-from meshrun.host.title import EnvironVariable, set_title
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.warm_messages import FDS, ZygoteEnded, ZygoteForked, ZygoteSpec

@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from meshrun.host.own_variables import LAUNCH_MARK
-from meshrun.host.pidfd import open_pidfd
-from meshrun.host.processes import signals_blocked, started_at
+from meshrun.host.process_state import started_at
+from meshrun.host.processes import EnvironVariable, open_pidfd, set_title, signals_blocked
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
-from meshrun.host.title import EnvironVariable, set_title
 from meshrun.host.users_files import module_files
 from meshrun.plan.rank_program import BASE
 from meshrun.protocol.packing import unpack

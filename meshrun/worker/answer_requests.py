@@ -15,7 +15,7 @@ import threading
 from _thread import start_new_thread  # gevent puts a greenlet in its place
 from contextlib import suppress
 
-from meshrun.host.title import name_thread
+from meshrun.host.processes import name_thread
 from meshrun.protocol.collectives import (
     STACKS,
     TIMES,

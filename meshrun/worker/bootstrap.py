@@ -20,7 +20,7 @@ from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.own_variables import SERVE, WATCH_FILE, WORKER_PID
 from meshrun.host.printable import one_line
-from meshrun.host.title import set_title
+from meshrun.host.processes import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
 from meshrun.plan.rank_program import Program

@@ -23,8 +23,7 @@ from msgspec.structs import asdict
 from meshrun.check.evaluate import Finding, best_bus, evaluate, failed_hosts, format_rate
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
-from meshrun.host.processes import die_with_parent, signals_blocked
-from meshrun.host.title import set_title
+from meshrun.host.processes import die_with_parent, set_title, signals_blocked
 from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.rank_end import RankRaised

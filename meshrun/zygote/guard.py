@@ -15,16 +15,13 @@ from typing import NoReturn
 
 from meshrun.host.folder import remove_if_stale
 from meshrun.host.own_variables import LAUNCH_MARK
+from meshrun.host.process_state import is_stopped, marked_processes, parent_of, started_at
 from meshrun.host.processes import (
     become_guard,
     become_subreaper,
     die_with_parent,
     frees_memory,
-    is_stopped,
-    marked_processes,
-    parent_of,
     send_signal,
-    started_at,
 )
 from meshrun.host.reactor import Steps, finish
 from meshrun.zygote.control import is_hung_up, launcher_pid

@@ -16,12 +16,11 @@ from typing import Any, NoReturn, TextIO
 
 from meshrun.errors import HostError
 from meshrun.host.descriptors import empty_stdin
+from meshrun.host.process_state import is_exiting, is_stopped
 from meshrun.host.processes import (
     EndedChildren,
     die_with_parent,
     end_children,
-    is_exiting,
-    is_stopped,
     release_traced,
     send_signal,
     send_signal_to_group,

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshrun.host.processes import read_status
+from meshrun.host.process_state import read_status
 from meshrun.warm.server_folder import LiveServer, ServerFolder, default_server_folder
 from tests.kit import (
     FAKES,

@@ -89,7 +89,7 @@ def test_the_owner_of_a_link_may_exchange_what_is_behind_it(tmp_path: Path) -> N
 def test_files_of_root_in_a_user_namespace(tmp_path: Path) -> None:
     """They belong to nobody there, like those of all users without a mapping."""
     os.chown(tmp_path, OTHER, -1)
-    ask = "from meshrun.host.folder import who_else_may_write as ask; print(ask(sys.argv[1]))"
+    ask = "from meshrun.host.named_files import who_else_may_write as ask; print(ask(sys.argv[1]))"
     python = [sys.executable, "-c", f"import sys; {ask}", str(tmp_path)]
 
     found = [

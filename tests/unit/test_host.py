@@ -16,7 +16,7 @@ from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.inotify import WriteNotices
 from meshrun.host.interfaces import interface_variables
-from meshrun.host.processes import is_stopped, read_status, started_at, wait_until_stopped
+from meshrun.host.process_state import is_stopped, read_status, started_at, wait_until_stopped
 from meshrun.host.sockets import listen_on
 from meshrun.host.sysfs import cgroup_folders
 from meshrun.plan.parse import parse_streams
@@ -186,7 +186,7 @@ def test_ranks_start_without_the_package_that_sets_the_threads_of_blas(
 
 def test_a_process_that_is_being_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that has exited is not."""
-    monkeypatch.setattr("meshrun.host.processes._STOPS_IN_S", 60.0)
+    monkeypatch.setattr("meshrun.host.process_state._STOPS_IN_S", 60.0)
     with subprocess.Popen(["sleep", "1000"]) as process:
         with subprocess.Popen(["sh", "-c", f"kill -STOP {process.pid}"]):
             wait_until_stopped([process.pid])

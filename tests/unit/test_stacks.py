@@ -17,14 +17,8 @@ import pytest
 
 from meshrun.host import processes
 from meshrun.host.descriptors import unnamed_file
-from meshrun.host.processes import (
-    SignalState,
-    handles_signal,
-    read_stat,
-    send_signal_to_main_thread,
-    signal_state,
-    signals_blocked,
-)
+from meshrun.host.process_state import SignalState, handles_signal, read_stat, signal_state
+from meshrun.host.processes import send_signal_to_main_thread, signals_blocked
 from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout

@@ -12,7 +12,7 @@ import pytest
 from meshrun.host.gpu_state import read_gpu_memory
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Driver
-from meshrun.host.usage import usage_of_trees
+from meshrun.host.process_state import usage_of_trees
 from tests.kit import wait_until
 from tests.nvml import FakeNvml, card
 
