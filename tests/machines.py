@@ -6,9 +6,9 @@ from pathlib import Path
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from meshrun.host.detect_host import read_topology
 from meshrun.host.machine import Topology
 from meshrun.host.sysfs import numa_node
-from meshrun.host.topology import read_topology
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""The facts about this machine: detect_host() -> HostFacts, without importing torch."""
+"""The facts about this machine: detect_host() -> HostFacts, without importing torch.
+
+Its CPUs, caches, sockets and NUMA nodes, its GPUs, and the network cards nearest to them. Facts
+about CPUs that cannot be read are replaced by those of the simplest machine that fits.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import importlib.util
 import os
 import re
 import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from meshrun.host.cores import count_cores, count_usable_cores, may_bind
+from msgspec import Struct
+from msgspec.structs import replace
+
+from meshrun.host.cores import allowed_cpus, count_cores, count_usable_cores, may_bind
 from meshrun.host.gpus import read_domain, read_gpu_links, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
-from meshrun.host.machine import HostFacts
-from meshrun.host.nics import add_nics
-from meshrun.host.topology import read_topology
+from meshrun.host.machine import NEARNESS, Cpu, Gpu, HostFacts, Nics, Topology, parse_cpus
+from meshrun.host.sysfs import device_folder, nearness, read_number, read_text
 from meshrun.host.visibility import Build, listed_devices, visibility_variables
 
 _BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=]*=\s*'", re.MULTILINE)
@@ -79,3 +86,143 @@ def _accelerator_of(build: Build | None) -> str | None:
 def accelerator_of_torch() -> str | None:
     """Return the torch device type that the installed torch was built for, or ``None``."""
     return _accelerator_of(_build_of_torch())
+
+
+def read_topology(
+    sysfs: Path = Path("/sys"),
+    allowed: Collection[int] | None = None,
+    accelerators: Sequence[int | None] = (),
+) -> Topology:
+    """Return the topology of this machine.
+
+    Args:
+        sysfs: The folder in which the kernel describes the machine.
+        allowed: Logical CPUs this process may use; its affinity mask if ``None``.
+        accelerators: NUMA node of each visible accelerator by local index, if known.
+
+    Source:
+        kernel, Documentation/admin-guide/cputopology.rst and Documentation/ABI/stable/
+        sysfs-devices-node.
+    """
+    if allowed is None:
+        allowed = allowed_cpus()
+    nodes = _read_nodes(sysfs)
+    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
+    first_node = min(nodes, default=0)
+    return Topology(
+        cpus=tuple(
+            _read_cpu(sysfs, cpu, node_of.get(cpu, first_node), nodes) for cpu in sorted(allowed)
+        ),
+        accelerator_nodes=tuple(_node_of_accelerator(known, nodes) for known in accelerators),
+    )
+
+
+def _read_nodes(sysfs: Path) -> dict[int, tuple[int, ...]]:
+    """Return the CPUs of each NUMA node that has any."""
+    nodes = {}
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        cpus = _read_cpus(folder / "cpulist")
+        if cpus and folder.name[4:].isdecimal():
+            nodes[int(folder.name[4:])] = cpus
+    return nodes
+
+
+def _read_cpu(sysfs: Path, cpu: int, node: int, nodes: Mapping[int, tuple[int, ...]]) -> Cpu:
+    folder = sysfs / f"devices/system/cpu/cpu{cpu}"
+    socket = read_number(folder / "topology/physical_package_id")
+    siblings = _read_cpus(folder / "topology/thread_siblings_list")
+    sharers = _read_cache_sharers(folder / "cache") or nodes.get(node, ())
+    return Cpu(
+        index=cpu,
+        node=node,
+        socket=node if socket is None else socket,
+        core=min(siblings, default=cpu),
+        cache=min(sharers, default=0),
+    )
+
+
+def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
+    """Return the CPUs that share the highest-level data cache."""
+    highest = -1
+    sharers: tuple[int, ...] = ()
+    for cache in sorted(folder.glob("index[0-9]*")):
+        level = read_number(cache / "level")
+        if level is None or level <= highest or read_text(cache / "type") == "Instruction":
+            continue
+        if cpus := _read_cpus(cache / "shared_cpu_list"):
+            highest, sharers = level, cpus
+    return sharers
+
+
+def _node_of_accelerator(known: int | None, nodes: Collection[int]) -> int | None:
+    """Return the NUMA node of a device, ``None`` if it is unknown and there are several.
+
+    torch would use node 0, which would crowd every rank onto the first of several nodes.
+    """
+    only = min(nodes, default=0) if len(nodes) < 2 else None
+    return only if known is None or not nodes else known
+
+
+def _read_cpus(path: Path) -> tuple[int, ...]:
+    try:
+        return parse_cpus(read_text(path))
+    except ValueError:
+        return ()
+
+
+def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:
+    """Return the GPUs with their nearest cards and interfaces: by PCI path, then by NUMA node.
+
+    Source:
+        kernel, Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net.
+    """
+    cards = list(_devices(sysfs / "class/infiniband", _active_port))
+    interfaces = list(_devices(sysfs / "class/net", _if_up))
+    return tuple(
+        replace(
+            gpu,
+            cards=_nearest(sysfs, gpu.address, cards),
+            interfaces=_nearest(sysfs, gpu.address, interfaces),
+        )
+        for gpu in gpus
+    )
+
+
+class _Device(Struct, frozen=True):
+    name: str
+    place: Path
+    port: str
+
+
+def _devices(folder: Path, port_of: Callable[[Path], str | None]) -> Iterator[_Device]:
+    """Yield each connected device; virtual ones have no ``device`` link."""
+    for link in sorted(folder.glob("*/device")):
+        if (port := port_of(link.parent)) is not None:
+            yield _Device(link.parent.name, link.resolve(), port)
+
+
+def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Nics | None:
+    if address is None:
+        return None
+    gpu = device_folder(sysfs, address)
+    found = [(nearness(gpu, device.place), device) for device in devices]
+    least = min((far for far, _ in found if far is not None), default=None)
+    if least is None:
+        return None
+    near = [device for far, device in found if far == least]
+    return Nics(
+        names=tuple(device.name for device in near),
+        nearness=NEARNESS[least],
+        ports=tuple(device.port for device in near if device.port),
+    )
+
+
+def _active_port(card: Path) -> str | None:
+    """Return the first linked port of an RDMA card; port 1 if the kernel lists none."""
+    states = {state.parent.name: read_text(state) for state in sorted(card.glob("ports/*/state"))}
+    active = [port for port, state in states.items() if "ACTIVE" in state] if states else ["1"]
+    return f"{card.name}:{active[0]}" if active else None
+
+
+def _if_up(interface: Path) -> str | None:
+    return "" if read_text(interface / "operstate") in ("up", "unknown", "") else None

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.host.detect_host import read_topology
 from meshrun.host.machine import Cpu
-from meshrun.host.topology import read_topology
 from meshrun.plan.numa import choose_cpus
 from tests.machines import Machine, put
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshrun.cli.options import Options
-from meshrun.cli.watch import watch_files
+from meshrun.cli.watch import WatchedFiles, watch_files
 from meshrun.errors import HostError
-from meshrun.host.watched_files import WatchedFiles
 from meshrun.protocol.caller import Invocation
 from tests.plans import request_of
 
