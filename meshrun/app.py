@@ -28,8 +28,8 @@ from msgspec.structs import replace
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.stderr import note
-from meshrun.plan.nic_affinity import note_no_nics
 from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.rank_env import note_no_nics
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import apply_cluster, note_few_cores

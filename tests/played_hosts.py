@@ -27,6 +27,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import pack, unpack
 from meshrun.ssh import controller, pool
 from meshrun.ssh.agent_messages import (
+    MESSAGE,
     AgentError,
     Alive,
     FromAgent,
@@ -38,9 +39,10 @@ from meshrun.ssh.agent_messages import (
     StartLauncher,
     StopLauncher,
     ToAgent,
+    frame,
+    greeting,
 )
 from meshrun.ssh.connect import StoppedBySignal
-from meshrun.ssh.framing import MESSAGE, frame, greeting
 from meshrun.ssh.host_failure import FirstLost
 
 Event = tuple[int | None, str]

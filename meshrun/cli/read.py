@@ -255,7 +255,7 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
                 others = ", --hostfile or --submit" if row is Options.export else " or --hostfile"
                 raise UsageError(f"{row.flag} requires --hosts{others}")
         return
-    from meshrun.ssh.starters import find_starter
+    from meshrun.ssh.remote_command import find_starter
 
     find_starter(request.remote)
 

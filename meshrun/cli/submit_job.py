@@ -32,11 +32,15 @@ from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import requested_variables
 from meshrun.start import own_command
 from meshrun.submit.job import Job, check_texts, job_name
-from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render_workload
+from meshrun.submit.manifests import (
+    KINDS,
+    render_manifest,
+    render_rest,
+    render_workload,
+    why_no_probes,
+)
 from meshrun.submit.patch import Patch, read_patches
-from meshrun.submit.pod import why_no_probes
-from meshrun.submit.sbatch import output_of, render_sbatch
-from meshrun.submit.slurm_options import names_container, options_in
+from meshrun.submit.sbatch import names_container, options_in, output_of, render_sbatch
 from meshrun.supervisor.program_file import check_folder
 from meshrun.wording import either
 

@@ -1,19 +1,24 @@
-"""The environment of a rank: torchrun's variables and meshrun's. Pure."""
+"""The environment of a rank: torchrun's variables, meshrun's, and those of network cards. Pure.
+
+The cards may differ between the ranks of a node. NCCL and UCX connect cards of one fabric. gloo and
+NCCL's sockets connect any two ranks, so an interface qualifies only if it is on the network over
+which the nodes reach each other.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from meshrun.host import rank_variables as var
 from meshrun.host.interfaces import interface_variables
+from meshrun.host.machine import Gpu
 from meshrun.host.own_variables import SECRET_VARIABLES
 from meshrun.layout.environment import format_layout
 from meshrun.plan.choices import STOP_SIGNALS
 from meshrun.plan.group_options import format_group_options
-from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
 
@@ -109,3 +114,35 @@ def rank_environment(
         defaults.update(nic_variables(rank.gpu, facts.interface, plan.host.networks))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
+
+
+def note_no_nics(plan: LaunchPlan) -> tuple[str, ...]:
+    """Return a note if ``--nic-affinity`` has no effect because no nearby card is known."""
+    is_known = any(rank.gpu and rank.gpu.nics for rank in plan.ranks_of_node())
+    if is_known or not plan.request.nic_affinity:
+        return ()
+    return ("--nic-affinity has no effect: no network card is known to be next to a rank's GPU",)
+
+
+def nic_variables(
+    gpu: Gpu, interface: str | None, networks: Iterable[tuple[str, str]]
+) -> dict[str, str]:
+    """Return the variables that restrict a rank to the cards and interface nearest its GPU.
+
+    ``interface`` is the one over which the nodes reach each other, if known, and ``networks`` are
+    the (interface, network) pairs of this machine.
+
+    Source:
+        NCCL, "Environment Variables": ``=`` before the list means exact names. UCX,
+        ``ucx_info -c -f``: devices have a port.
+    """
+    found = {}
+    if gpu.cards is not None:
+        ports = ",".join(gpu.cards.ports)
+        found = {"NCCL_IB_HCA": f"={ports}", "UCX_NET_DEVICES": ports}
+    near = () if gpu.interfaces is None else gpu.interfaces.names
+    reachable = {network for name, network in networks if name == interface}
+    fit = [name for name, network in networks if name in near and network in reachable]
+    if fit and interface not in near:
+        found.update(interface_variables(fit[0]))
+    return found

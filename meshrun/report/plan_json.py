@@ -9,8 +9,8 @@ from typing import Any
 
 from meshrun.host.machine import Gpu
 from meshrun.layout import Layout
-from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
+from meshrun.plan.rank_env import nic_variables
 from meshrun.report.findings import communicators, find_problems
 
 SCHEMA_NAME = "meshrun.plan"

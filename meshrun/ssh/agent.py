@@ -29,6 +29,10 @@ from meshrun.protocol.caller import ERROR, JOINED, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.agent_messages import (
+    BEAT_S,
+    ERR,
+    MESSAGE,
+    OUT,
     AgentError,
     Alive,
     FromAgent,
@@ -43,9 +47,10 @@ from meshrun.ssh.agent_messages import (
     StartLauncher,
     StopLauncher,
     ToAgent,
+    frame,
+    greeting,
     read_hello,
 )
-from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, frame, greeting
 from meshrun.ssh.host_phases import AgentPhase
 from meshrun.ssh.remote_command import without_own
 from meshrun.start import own_command

@@ -19,12 +19,10 @@ from meshrun.host.process_state import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
-from meshrun.ssh.connect import Connector, StoppedBySignal
+from meshrun.ssh.connect import Connector, HostRetry, StoppedBySignal
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import HostFailure, lost_error
-from meshrun.ssh.host_phases import ControllerPhase, HostPhase
-from meshrun.ssh.host_policy import ELASTIC, FIXED
-from meshrun.ssh.host_retry import HostRetry
+from meshrun.ssh.host_phases import ELASTIC, FIXED, ControllerPhase, HostPhase
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import devices_of, exported

@@ -24,7 +24,10 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import LaunchResult
 from meshrun.ssh.agent_messages import (
+    MESSAGE,
+    OUT,
     AgentError,
+    FrameSplitter,
     FromAgent,
     Hello,
     LauncherEnded,
@@ -36,7 +39,6 @@ from meshrun.ssh.agent_messages import (
     ToAgent,
     format_hello,
 )
-from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
 from meshrun.ssh.host_failure import HostFailure, explain_end
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.remote_command import BOOT_FOLDER, without_own

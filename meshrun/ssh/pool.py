@@ -10,8 +10,7 @@ from functools import partial
 from meshrun.console.console import Console
 from meshrun.console.outlet import last_read_s
 from meshrun.host.reactor import Reactor
-from meshrun.ssh.agent_messages import Alive
-from meshrun.ssh.framing import BEAT_S
+from meshrun.ssh.agent_messages import BEAT_S, Alive
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.supervisor.signals import SignalQueue

@@ -1,12 +1,13 @@
-"""The command that runs on each host, and its environment. Pure."""
+"""The command that runs on each host, what starts it there, and its environment."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from meshrun.errors import UsageError
+from meshrun.host.entry_points import call, entry_points, load
 from meshrun.host.own_variables import (
     HOSTS_PRESENT,
     LISTENER,
@@ -15,7 +16,9 @@ from meshrun.host.own_variables import (
     SECRET_FILE,
 )
 from meshrun.host.visibility import CUDA, XPU
+from meshrun.plan.choices import STARTERS_OF_SCHEDULERS
 from meshrun.plan.hostfile import Host
+from meshrun.plan.request import RemoteHosts
 
 EXPORTED = (
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX",
@@ -57,6 +60,13 @@ directory."""
 BOOT_FOLDER = "/"
 """The working directory: Python 3.13 imports from it before the first line, and no user can write
 to this one."""
+PLUG_INS = "meshrun.launchers"
+"""The group of entry points for functions from (host, line) to a command."""
+Starter = Callable[[Host, str], list[str]]
+"""Returns the local command that runs a line in a shell on a host.
+
+Its stdin, stdout and stderr are those of the line there, and it exits when the line does.
+"""
 
 
 def boot_command(interpreter: str) -> list[str]:
@@ -131,3 +141,33 @@ def devices_of(host: Host) -> dict[str, str]:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def find_starter(remote: RemoteHosts) -> Starter:
+    """Return the function that makes the commands to start a launch's agents.
+
+    Raises:
+        UsageError: If it is unknown, or cannot be loaded.
+    """
+    if remote.start_command:
+        return lambda host, _: [*remote.start_command, host.destination]
+    access = remote.access
+    if access.starter in ("", "ssh"):
+        return lambda host, line: ssh_command(access.ssh, host, line, access.connect_timeout_s)
+    if access.starter in STARTERS_OF_SCHEDULERS:
+        words = STARTERS_OF_SCHEDULERS[access.starter]
+        return lambda host, line: [*words, host.destination, line]
+    found = entry_points(PLUG_INS)
+    if access.starter not in found:
+        known = ", ".join(("ssh", *STARTERS_OF_SCHEDULERS, *found))
+        raise UsageError(
+            f"--launcher: unknown launcher `{access.starter}`",
+            hint=f"use {known}, or install a package with an entry point in {PLUG_INS}",
+        )
+    plug_in = load(PLUG_INS, access.starter, found[access.starter])
+
+    def start(host: Host, line: str) -> list[str]:
+        args, returns = (host.destination, line), (list, tuple)
+        return [*map(str, call(PLUG_INS, access.starter, plug_in, *args, returns=returns))]
+
+    return start

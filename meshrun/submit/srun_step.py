@@ -26,7 +26,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.step_task import SILENT, StepReports
 from meshrun.start import own_command
-from meshrun.submit.slurm_options import end_options
+from meshrun.submit.sbatch import end_options
 from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 

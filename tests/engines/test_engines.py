@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from meshrun.cluster.slurm_lists import expand_hosts
+from meshrun.cluster.slurm import expand_hosts
 from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import FIRST_TWO, Slurm

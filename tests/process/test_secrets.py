@@ -37,7 +37,7 @@ _FROM_OURSELVES = {
     "worker/serve_tests.py": "nothing: it asks what can be pickled",
     "api/prompt.py": "what the user typed at the prompt",
     "cluster/here.py": "an installed plug-in, by its entry point",
-    "ssh/starters.py": "an installed plug-in, by its entry point",
+    "ssh/remote_command.py": "an installed plug-in, by its entry point",
     "worker/cells.py": "a cell of the user's own notebook, through the channel of calls",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""

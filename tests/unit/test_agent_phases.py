@@ -19,6 +19,7 @@ from meshrun.protocol.packing import pack, unpack
 from meshrun.ssh import agent
 from meshrun.ssh.agent_messages import (
     Alive,
+    FrameSplitter,
     FromAgent,
     Hello,
     Listen,
@@ -26,7 +27,6 @@ from meshrun.ssh.agent_messages import (
     StartLauncher,
     StopLauncher,
 )
-from meshrun.ssh.framing import FrameSplitter
 from meshrun.ssh.host_phases import AgentPhase
 from tests.diagrams import check_phases, unseen
 

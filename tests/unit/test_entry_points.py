@@ -16,7 +16,7 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import RemoteHosts
-from meshrun.ssh.starters import find_starter
+from meshrun.ssh.remote_command import find_starter
 from tests.plans import request_of
 
 

@@ -28,10 +28,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.visibility import listed_devices, visibility_variables
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
-from meshrun.plan.nic_affinity import nic_variables, note_no_nics
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_env import LaunchFacts, rank_environment
+from meshrun.plan.rank_env import LaunchFacts, nic_variables, note_no_nics, rank_environment
 from meshrun.supervisor.gpu_wait import GpuWait
 from tests.machines import put
 from tests.nvml import NO_PERMISSION, FakeNvml, card

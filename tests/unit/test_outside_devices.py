@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshrun.host.machine import HostFacts
-from meshrun.plan import outside_devices
+from meshrun.plan import surroundings
 from tests.kit import FAKES
 
 
@@ -30,8 +30,8 @@ def test_torch_is_asked_if_a_package_may_have_added_devices(
     monkeypatch.syspath_prepend(FAKES / "back_end")
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", autoload)
     answer = [sys.executable, "-c", "print('[\"sim\", 2]')"]
-    monkeypatch.setattr(outside_devices, "own_command", lambda *_: answer)
+    monkeypatch.setattr(surroundings, "own_command", lambda *_: answer)
     bare = HostFacts(hostname="here", usable_cores=2, accelerator=None, accelerator_count=0)
-    facts = outside_devices.count_with_torch(bare, kind, modules, None)
+    facts = surroundings.count_with_torch(bare, kind, modules, None)
 
     assert facts.accelerator_count == (2 if is_asked else 0)

@@ -17,8 +17,16 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, forget_variables
 from meshrun.cli.words import spell_out
 from meshrun.errors import HostError, UsageError
 from meshrun.plan.hostfile import Host
-from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
-from meshrun.ssh.framing import ERR, OUT, FrameSplitter, frame, greeting
+from meshrun.ssh.agent_messages import (
+    ERR,
+    OUT,
+    FrameSplitter,
+    Hello,
+    format_hello,
+    frame,
+    greeting,
+    read_hello,
+)
 from meshrun.ssh.host_failure import explain_end
 from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 

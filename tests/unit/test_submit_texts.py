@@ -23,11 +23,9 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.submit.job import Job, job_name
-from meshrun.submit.manifests import KINDS, render_manifest, render_rest
+from meshrun.submit.manifests import KINDS, render_manifest, render_rest, why_no_probes
 from meshrun.submit.patch import Patch
-from meshrun.submit.pod import why_no_probes
-from meshrun.submit.sbatch import output_of, render_sbatch
-from meshrun.submit.slurm_options import options_in
+from meshrun.submit.sbatch import options_in, output_of, render_sbatch
 from meshrun.submit.yaml import quote
 from tests.plans import meeting_of, request_of
 
