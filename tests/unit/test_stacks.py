@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.host import processes
+from meshrun.host import process_state
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.process_state import SignalState, handles_signal, read_stat, signal_state
 from meshrun.host.processes import send_signal_to_main_thread, signals_blocked
@@ -368,7 +368,7 @@ def test_only_ranks_that_listen_are_asked(
     is_reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new fork still has the zygote's handler. gVisor reports no signals at all."""
-    read_status = processes.read_status
+    read_status = process_state.read_status
 
     def without_signals(path: str) -> dict[str, str]:
         return {
@@ -376,7 +376,7 @@ def test_only_ranks_that_listen_are_asked(
         }
 
     if not is_reported:
-        monkeypatch.setattr(processes, "read_status", without_signals)
+        monkeypatch.setattr(process_state, "read_status", without_signals)
     lines: list[str] = []
     reactor = Reactor()
     stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, RankPipes(), lines.extend)
