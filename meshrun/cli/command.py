@@ -107,7 +107,7 @@ def _information(options: Options) -> str | None:
 
         text = install_completion(type(options), options.env)
     elif options.report_bug:
-        from meshrun.cli.bug_report import render_bug_report
+        from meshrun.cli.where import render_bug_report
 
         text = render_bug_report(options)
     elif options.warm_status or options.warm_stop:

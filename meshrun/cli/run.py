@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_program
 from meshrun.cli.end import returncode
+from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_request,
     check_hosts,
+    check_one_node,
     check_other_options,
     read_program,
     read_rendezvous,
@@ -28,6 +30,7 @@ from meshrun.host.processes import set_title
 from meshrun.host.stderr import note, say, set_message_format
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.caller import Invocation
 from meshrun.protocol.error_record import forward_error
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.result_json import leave_report
@@ -37,9 +40,7 @@ from meshrun.supervisor.program_file import read_source
 if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts
     from meshrun.plan.plan import LaunchPlan
-    from meshrun.protocol.caller import Invocation
     from meshrun.report.progress import StartProgress
-
 
 _MIN_DESCRIPTORS = 64
 """Descriptors that a launcher needs besides those for its hosts."""
@@ -49,6 +50,15 @@ _NODE_OPTIONS = (
     Options.master_port.flag, Options.local_addr.flag,
 )  # fmt: skip
 """Options that differ between nodes."""
+_INCOMPATIBLE_WITH_PROMPT: Mapping[Option[Any], str] = {
+    Options.status: ": both need the terminal",
+    Options.debug_rank: ": both need the terminal",
+    Options.max_restarts: ": ranks wait for input",
+    Options.hang_timeout: ": ranks wait for input",
+    Options.report: "",
+    Options.watch: "",
+}
+"""Options that cannot be used with a prompt, and why."""
 
 
 def run(options: Options, invocation: Invocation) -> int:
@@ -76,7 +86,7 @@ def run(options: Options, invocation: Invocation) -> int:
     if invocation.hosts_present or invocation.caller is None:  # not for launch()
         request = replace(request, notes=(*request.notes, *_misplaced(options, program)))
     if options.submit == "ray":
-        from meshrun.cli.on_ray import launch_on_ray
+        from meshrun.cli.submit_job import launch_on_ray
 
         return launch_on_ray(options, request, invocation)
     if options.submit is not None:
@@ -104,9 +114,7 @@ def _start(options: Options, request: LaunchRequest, invocation: Invocation) -> 
     if options.check:
         return check_mesh(options, request, lambda: _launch(options, request, invocation))
     if options.interactive:
-        from meshrun.cli.interactive import interact
-
-        return interact(options, request, invocation)
+        return _interact(options, request, invocation)
     if options.watch:
         from meshrun.cli.watch import watch_files
 
@@ -325,3 +333,26 @@ def withdraw_if_launch(options: Options, error: MeshrunError) -> None:
 def command_for_others(line: CommandLine) -> str:
     """Return the command line for the other nodes, with ``ENDPOINT`` as a placeholder."""
     return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_NODE_OPTIONS))}"
+
+
+def _interact(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
+    """Start the ranks and a prompt whose input runs on every rank; return the exit code.
+
+    Raises:
+        UsageError: If another option makes no sense with a prompt.
+    """
+    flag, line = Options.interactive.flag, options.line
+    if invocation.caller is not None:
+        raise UsageError(f"{flag} cannot be used with launch()", hint="use meshrun.WorkerGroup")
+    check_one_node(request, Options.interactive)
+    if request.program.kind == "command":
+        raise UsageError(f"{flag} requires a Python program, found `{request.program.target}`")
+    for row, why in _INCOMPATIBLE_WITH_PROMPT.items():
+        if options.is_typed(row):
+            raise UsageError(f"{flag} cannot be used with {row.flag}{why}")
+    set_title("prompt", *sys.argv[1:])
+    from meshrun.api.prompt import run_prompt
+
+    words = replace(line, program=()).words(without={flag})
+    program = () if line.program[:1] in ((), ("-",)) else line.program
+    return returncode(options.exit_code, run_prompt(words, program), of_rank=True)

@@ -1,4 +1,4 @@
-"""``--submit``: submit a launch as a job of a scheduler."""
+"""``--submit``: submit a launch as a job of a scheduler, or launch on nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, HOSTS, SUBMIT, Options, forg
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
-from meshrun.host.detect_host import accelerator_of_torch
+from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.own_variables import SECRET
 from meshrun.host.stderr import note
+from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice, split_words
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rendezvous_options import C10D, STATIC
 from meshrun.plan.request import LaunchRequest
+from meshrun.plan.scheduler_defaults import apply_hosts
+from meshrun.protocol.caller import Invocation
 from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import requested_variables
@@ -41,7 +44,7 @@ from meshrun.submit.manifests import (
 )
 from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.sbatch import names_container, options_in, output_of, render_sbatch
-from meshrun.supervisor.program_file import check_folder
+from meshrun.supervisor.program_file import check_folder, check_program
 from meshrun.wording import either
 
 _GRES_HINT = (
@@ -73,6 +76,14 @@ _INCOMPATIBLE_WITH_SLURM: Sequence[tuple[Option[Any], str, str]] = (
     (Options.export, "a Slurm job inherits the environment of the shell", "remove --export"),
 )
 """Options with the reason and a hint."""
+_INCOMPATIBLE_WITH_RAY = (
+    Options.image, Options.submit_patch, Options.ssh, Options.launcher, Options.include,
+    Options.exclude,
+)  # fmt: skip
+_CONNECT_TIMEOUT_S = 60.0
+"""How long a node may take to answer, as it first has to start an interpreter with Ray."""
+_DEVICES = (CUDA, HIP, ROCR, XPU, *OUTSIDE_TORCH)
+"""Variables that Ray sets on each node; their values here do not apply there."""
 
 
 def submit(options: Options, request: LaunchRequest) -> int:
@@ -303,7 +314,8 @@ def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool
     """
     if request.device != "auto":
         return request.device == "cpu"
-    return scheduler == "slurm" and not in_image and accelerator_of_torch() is None
+    is_of_here = scheduler == "slurm" and not in_image
+    return is_of_here and detect_host(with_gpus=False).accelerator is None
 
 
 def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
@@ -316,3 +328,49 @@ def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
                     f"{name} looks like a secret, and the job contains it as plain text;"
                     " use an environment variable instead"
                 )
+
+
+def launch_on_ray(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
+    """Launch on nodes of a Ray cluster, or print the request to it; return the exit code.
+
+    Raises:
+        UsageError: If an option makes no sense with Ray.
+        HostError: If there is no cluster, or it cannot provide the nodes.
+    """
+    from meshrun.actors.bundles import read_placement, render_placement
+    from meshrun.actors.ray_cluster import RayCluster
+    from meshrun.cli.on_hosts import launch_on_hosts
+    from meshrun.worker.function import PROGRAM
+
+    check_job(options, "ray")
+    for row in _INCOMPATIBLE_WITH_RAY:
+        if options.is_typed(row):
+            raise UsageError(f"--submit ray cannot be used with {row.flag}")
+    least = request.rendezvous.least_nodes
+    request = replace(request, nnodes=request.nnodes or 1)
+    # The facts about this machine and its scheduler do not apply to the cluster.
+    fixed = replace(request, rendezvous=replace(request.rendezvous, least_nodes=None))
+    plan = build_plan(fixed, UNKNOWN_HOST, check_host=False)
+    placement = read_placement(
+        options.submit_arg,
+        workers=plan.layout.nproc_per_node,
+        min_nodes=least or plan.layout.nnodes,
+        device=request.device,
+    )
+    if options.dry_run:
+        print_text(render_placement(placement), options.output)
+        return 0
+    check_program(request.program)
+    is_call = invocation.caller is not None and request.program.target == PROGRAM
+    grace_s = request.shutdown_timeout_s + request.node_timeout_s
+    cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
+    try:
+        access = request.access
+        if not options.is_typed(Options.connect_timeout):
+            access = replace(access, connect_timeout_s=_CONNECT_TIMEOUT_S)
+        remote = cluster.place(placement, access, note)
+        for name in _DEVICES:
+            os.environ.pop(name, None)
+        return launch_on_hosts(options, apply_hosts(request, remote))
+    finally:
+        cluster.close()

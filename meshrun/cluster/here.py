@@ -22,7 +22,7 @@ from meshrun.cluster.detect import detect_cluster
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import call, entry_points, load
-from meshrun.host.interfaces import addresses_with_prefixes
+from meshrun.host.interfaces import addresses_in_networks
 from meshrun.host.named_files import read_small
 from meshrun.host.sysfs import boot_id
 
@@ -97,7 +97,7 @@ def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
     own = Peer(
         machine=f"{boot_id()}/{host}",
         host=host,
-        addresses=addresses_with_prefixes()[:_MOST_ADDRESSES],
+        addresses=tuple(text for _, text in addresses_in_networks())[:_MOST_ADDRESSES],
         secret=secrets.token_hex(32),
     )
     found = _exchange_by_pmi(format_peer(own))

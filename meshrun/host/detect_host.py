@@ -47,7 +47,7 @@ def detect_host(
         bound_cores=bound,
         cores=cores,
         may_bind=not with_topology or may_bind(),
-        accelerator=_accelerator_of(build),
+        accelerator="cuda" if build == "hip" else build,
         accelerator_count=len(gpus) if build else 0,
         visible_devices=listed_devices(variables, env),
         visibility=variables,
@@ -76,16 +76,6 @@ def _build_of_torch() -> Build | None:
         return None
     built_for = {match.group(1) for match in _BUILD.finditer(text)}
     return next((build for build in _BUILDS if build in built_for), None)
-
-
-def _accelerator_of(build: Build | None) -> str | None:
-    """Return the torch device type of a build; ROCm's is ``cuda``."""
-    return "cuda" if build == "hip" else build
-
-
-def accelerator_of_torch() -> str | None:
-    """Return the torch device type that the installed torch was built for, or ``None``."""
-    return _accelerator_of(_build_of_torch())
 
 
 def read_topology(

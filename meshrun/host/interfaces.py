@@ -102,16 +102,12 @@ def own_address_towards(address: str) -> str | None:
 
 def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, network) of each address that is neither loopback nor link-local."""
-    found = ((name, str(ip_network(text, strict=False))) for name, text in _addresses_in_networks())
+    found = ((name, str(ip_network(text, strict=False))) for name, text in addresses_in_networks())
     return tuple(dict.fromkeys(found))
 
 
-def addresses_with_prefixes() -> tuple[str, ...]:
-    """Return each address that is neither loopback nor link-local, as ``10.0.0.4/16``."""
-    return tuple(text for _, text in _addresses_in_networks())
-
-
-def _addresses_in_networks() -> Iterator[tuple[str, str]]:
+def addresses_in_networks() -> Iterator[tuple[str, str]]:
+    """Yield (interface, ``10.0.0.4/16``) of each address as for :func:`networks_of_interfaces`."""
     for interface, text, netmask in sorted(_addresses(), key=itemgetter(0)):
         address = ip_address(text)
         if netmask and not (address.is_loopback or address.is_link_local):

@@ -1,4 +1,4 @@
-"""What this machine has run out of, from errors and from the kernel's counters."""
+"""What this machine has run out of, from errors and, on Linux, from the kernel's counters."""
 
 from __future__ import annotations
 

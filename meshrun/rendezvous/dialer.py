@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Sequence
 
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
-from meshrun.host.outgoing import Connecting, Lookup
 from meshrun.host.reactor import Reactor
+from meshrun.host.sockets import Connecting, Lookup
 from meshrun.rendezvous.endpoint import endpoint_here
 
 _CONNECT_S = 5.0

@@ -13,8 +13,7 @@ from functools import partial
 
 from meshrun.errors import MeshrunError
 from meshrun.host.host_names import is_address
-from meshrun.host.outgoing import Connecting
-from meshrun.host.sockets import listen_on
+from meshrun.host.sockets import Connecting, listen_on
 from meshrun.rendezvous.hub import Hub
 
 _TRY_S = 10.0

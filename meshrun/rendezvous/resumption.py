@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from meshrun.host.interfaces import address_of, interface_of
-from meshrun.host.outgoing import Connecting
+from meshrun.host.sockets import Connecting
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.hub import RETRY_S

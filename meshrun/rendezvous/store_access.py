@@ -7,11 +7,10 @@ import socket
 from collections.abc import Iterable
 
 from meshrun.errors import HostError, UsageError
-from meshrun.host.admission import listen_for
 from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.own_variables import OPEN_STORE
-from meshrun.host.sockets import listen_on
+from meshrun.host.sockets import listen_for, listen_on
 from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.rendezvous.connection import Connection

@@ -10,10 +10,9 @@ from functools import partial
 from msgspec import Struct
 
 from meshrun.errors import HostError
-from meshrun.host.gpu_state import GpuHealth, read_health
+from meshrun.host.gpu_state import GpuHealth, Xid, read_health, read_xids
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import ask_driver, why_no_nvml
-from meshrun.host.xids import Xid, read_xids
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import count
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshrun.host.gpu_state import KERNEL_LOG, Xid, XidWatch
 from meshrun.host.machine import Gpu
-from meshrun.host.xids import KERNEL_LOG, Xid, XidWatch
 from meshrun.lifecycle.root_cause import FailedRank
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.rank_end import RankRaised

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.host.xids import read_xids
+from meshrun.host.gpu_state import read_xids
 from tests.gpu.hardware import needs, reads_kernel_log, used_bytes
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 

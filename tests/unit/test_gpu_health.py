@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.gpu_state import Xid, XidWatch, read_xids
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.machine import HostFacts
 from meshrun.host.nvml import load_nvml
-from meshrun.host.xids import Xid, XidWatch, read_xids
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.protocol.rank_end import RankRaised

@@ -13,7 +13,7 @@ import pytest
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.detect_host import accelerator_of_torch
+from meshrun.host.detect_host import detect_host
 from meshrun.host.inotify import WriteNotices
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.process_state import is_stopped, read_status, started_at, wait_until_stopped
@@ -71,7 +71,7 @@ def test_a_quota_of_a_cgroup_limits_the_cores(
 
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
     """From the installed build."""
-    assert accelerator_of_torch() in (None, "cuda", "xpu")
+    assert detect_host(with_gpus=False).accelerator in (None, "cuda", "xpu")
 
 
 def test_the_store_listens_on_loopback_alone() -> None:
