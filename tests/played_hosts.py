@@ -43,7 +43,7 @@ from meshrun.ssh.agent_messages import (
     greeting,
 )
 from meshrun.ssh.connect import StoppedBySignal
-from meshrun.ssh.host_failure import FirstLost
+from meshrun.ssh.host_session import FirstLost
 
 Event = tuple[int | None, str]
 """What happens to a host, by its number, or to none."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from meshrun import __version__
 from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError, exit_code_of
+from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.processes import set_title
-from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop
@@ -19,7 +19,7 @@ from meshrun.report.result_json import leave_report
 from meshrun.ssh.connect import StoppedBySignal
 from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
-from meshrun.ssh.host_failure import FirstLost, HostLost
+from meshrun.ssh.host_session import FirstLost, HostLost
 
 _LOSS_WINDOW_S = 600.0
 _MAX_LOSSES = 3

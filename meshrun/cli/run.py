@@ -25,9 +25,8 @@ from meshrun.cli.read import (
 )
 from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.descriptors import allow_descriptors
+from meshrun.host.descriptors import allow_descriptors, note, say, set_message_format
 from meshrun.host.processes import set_title
-from meshrun.host.stderr import note, say, set_message_format
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import Invocation

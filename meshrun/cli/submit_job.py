@@ -18,10 +18,10 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, HOSTS, SUBMIT, Options, forg
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
+from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.own_variables import SECRET
-from meshrun.host.stderr import note
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice, split_words
@@ -34,6 +34,7 @@ from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import requested_variables
 from meshrun.start import own_command
+from meshrun.submit.documents import Patch, read_patches
 from meshrun.submit.job import Job, check_texts, job_name
 from meshrun.submit.manifests import (
     KINDS,
@@ -42,7 +43,6 @@ from meshrun.submit.manifests import (
     render_workload,
     why_no_probes,
 )
-from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.sbatch import names_container, options_in, output_of, render_sbatch
 from meshrun.supervisor.program_file import check_folder, check_program
 from meshrun.wording import either

@@ -24,8 +24,8 @@ from meshrun.plan.scheduler_defaults import apply_cluster
 from meshrun.plan.surroundings import read_cluster_facts
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.detected import Detected, render_detected, render_detected_json
-from meshrun.report.error_text import render_error
 from meshrun.report.plan_output import print_plan, print_text
+from meshrun.report.result_text import render_error
 from meshrun.wording import count, size
 
 _PACKAGES = ("torch", "numpy", "rich", "psutil", "threadpoolctl", "cloudpickle", "msgspec")

@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
-from meshrun.cluster.read_variables import invalid, read_number, read_task
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
+    facts_of_node,
+    invalid,
+    read_number,
+    read_task,
+)
 from meshrun.host.host_names import place_of
 
 

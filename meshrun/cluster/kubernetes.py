@@ -6,8 +6,15 @@ import re
 
 from msgspec.structs import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
-from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
+    are_set,
+    facts_of_node,
+    invalid,
+    read_index,
+    read_number,
+)
 from meshrun.host.host_names import first_label, place_of
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
-from meshrun.cluster.read_variables import (
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
     are_set,
+    facts_of_node,
     invalid,
     place_task,
     read_index,

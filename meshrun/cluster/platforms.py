@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
-from meshrun.cluster.read_variables import (
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
+    Task,
     are_set,
+    facts_of_node,
     index_in,
     invalid,
     names_in,

@@ -13,8 +13,15 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
-from meshrun.cluster.read_variables import invalid, read_index, read_number
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
+    Task,
+    facts_of_node,
+    invalid,
+    read_index,
+    read_number,
+)
 from meshrun.errors import UsageError
 from meshrun.wording import count
 

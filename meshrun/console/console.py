@@ -13,10 +13,10 @@ from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel
 from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
+from meshrun.host.descriptors import discard_output
 from meshrun.host.printable import printable
 from meshrun.host.process_state import is_foreground
 from meshrun.host.reactor import Reactor
-from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
 from meshrun.wording import count
 

@@ -4,8 +4,8 @@
   and ``gpus``. ``nvml`` asks NVIDIA's driver; ``gpu_state`` and ``visibility`` tell
   what can be used now, ``shortage`` what has run out.
 - Processes: ``process_state`` tells of them, ``processes`` and ``forked_call`` act; ``reactor``
-  waits for them and for everything else; ``descriptors``, ``stderr``, ``write_buffer`` and
-  ``printable`` carry what they print.
+  waits for them and for everything else; ``descriptors`` and ``printable`` carry what
+  they print.
 - The network: ``interfaces``, ``host_names``, ``sockets`` and ``http_server``.
 - Files and names: ``folder``, ``named_files``, ``users_files``, ``inotify`` and ``sysfs``; the
   variables in ``own_variables`` and ``rank_variables``; plug-ins in ``entry_points``, and

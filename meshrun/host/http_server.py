@@ -9,8 +9,8 @@ from functools import partial
 
 from msgspec import Struct
 
+from meshrun.host.descriptors import WriteBuffer
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.host.write_buffer import WriteBuffer
 
 _MOST_BYTES = 16 * 1024
 _MOST_CLIENTS = 64

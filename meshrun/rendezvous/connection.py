@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
+from meshrun.host.descriptors import WriteBuffer
 from meshrun.host.interfaces import address_of
 from meshrun.host.reactor import Reactor
-from meshrun.host.write_buffer import WriteBuffer
 from meshrun.protocol.events import NodeLost
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (

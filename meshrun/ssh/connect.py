@@ -17,9 +17,15 @@ from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
 from meshrun.ssh.agent_messages import Hello, Listen
 from meshrun.ssh.foreground import suspend_foreground
-from meshrun.ssh.host_failure import HostFailure, describe_silence, unusable_error
 from meshrun.ssh.host_phases import HostPhase, HostPolicy
-from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
+from meshrun.ssh.host_session import (
+    HostFailure,
+    HostSession,
+    describe_silence,
+    is_this_machine,
+    same_machine,
+    unusable_error,
+)
 from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import agent_command, boot_command, find_starter
 

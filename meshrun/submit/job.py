@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.plan.plan import LaunchPlan
-from meshrun.submit.patch import Patch
+from meshrun.submit.documents import Patch
 from meshrun.wording import count
 
 CORES_PER_GPU = 4

@@ -18,9 +18,8 @@ from meshrun.host.interfaces import is_unspecified
 from meshrun.host.own_variables import SECRET
 from meshrun.plan.masking import holds_secret
 from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT
+from meshrun.submit.documents import Commented, apply_patches, render_yaml
 from meshrun.submit.job import Job
-from meshrun.submit.patch import apply_patches
-from meshrun.submit.yaml import Commented, render_yaml
 
 CONTAINER = "meshrun"
 SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, unlike that of any variable

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import empty_stdin
+from meshrun.host.descriptors import empty_stdin, note
 from meshrun.host.process_state import is_exiting, is_stopped
 from meshrun.host.processes import (
     EndedChildren,
@@ -27,7 +27,6 @@ from meshrun.host.processes import (
     signals_blocked,
 )
 from meshrun.host.reactor import Reactor
-from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.from_zygote import (
     STORE,

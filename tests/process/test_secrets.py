@@ -28,7 +28,7 @@ _FROM_OURSELVES = {
     "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
-    "submit/patch.py": "the user's additions to a manifest, by YAML's safe loader",
+    "submit/documents.py": "the user's additions to a manifest, by YAML's safe loader",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
     "api/tests_on_ranks.py": "nothing: it asks what can be pickled",
     "worker/call_channel.py": "a socket in a private folder of the caller; each end rejects other"

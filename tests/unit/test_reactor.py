@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import HostError
+from meshrun.host.descriptors import WriteBuffer
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.host.write_buffer import WriteBuffer
 
 S = 1_000_000_000
 

@@ -27,7 +27,7 @@ from meshrun.ssh.agent_messages import (
     greeting,
     read_hello,
 )
-from meshrun.ssh.host_failure import explain_end
+from meshrun.ssh.host_session import explain_end
 from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))

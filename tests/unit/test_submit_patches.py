@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from meshrun.errors import UsageError
+from meshrun.submit.documents import read_patches
 from meshrun.submit.manifests import KINDS, render_manifest
-from meshrun.submit.patch import read_patches
 from tests.unit.test_submit_texts import containers, make_job
 
 

@@ -22,11 +22,10 @@ from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
+from meshrun.submit.documents import Patch, quote
 from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest, why_no_probes
-from meshrun.submit.patch import Patch
 from meshrun.submit.sbatch import options_in, output_of, render_sbatch
-from meshrun.submit.yaml import quote
 from tests.plans import meeting_of, request_of
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
