@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -11,15 +13,15 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError, exit_code_of
 from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
-from meshrun.host.processes import set_title
+from meshrun.host.processes import die_with_parent, send_signal, set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.result import LaunchResult, Timings, describe_stop
+from meshrun.protocol.result import LaunchResult, Timings, describe_stop, signal_name
 from meshrun.report.result_json import leave_report
 from meshrun.ssh.connect import StoppedBySignal
 from meshrun.ssh.controller import Controller
-from meshrun.ssh.foreground import fork_controller
 from meshrun.ssh.host_session import FirstLost, HostLost
+from meshrun.supervisor.signals import SignalQueue
 
 _LOSS_WINDOW_S = 600.0
 _MAX_LOSSES = 3
@@ -30,7 +32,7 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     """Launch on the hosts that were named; return the exit code, or -n for signal n."""
     check_elsewhere(request, detect_host())
     try:
-        returncode = fork_controller(request)
+        returncode = _fork_controller(request)
     except HostError as error:  # it was killed
         if options.report is not None:
             leave_report(replace(_ended_now(error.exit_code), trouble=error), options.report)
@@ -52,6 +54,42 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
             if len(losses) > _MAX_LOSSES:
                 raise
             note("restarting with the remaining hosts")
+
+
+def _fork_controller(request: LaunchRequest) -> int | None:
+    """Fork; return ``None`` in the child, and here how it ended: exit code, or -n for signal n.
+
+    The child has its own session, so signals from the shell or the user reach this process, which
+    forwards them. It dies with this process.
+
+    Raises:
+        HostError: If the child was killed, and so could not report why.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        die_with_parent(own)
+        return None
+    signals = SignalQueue(
+        (*request.stop_signals, signal.SIGTSTP),
+        even_if_ignored=request.stop_even_if_ignored,
+        always=(signal.SIGQUIT, signal.SIGCONT, signal.SIGCHLD, *request.forwarded_signals),
+    )
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        for signum in signals.wait():
+            if signum != signal.SIGCHLD:
+                send_signal(child, signum)
+    signals.restore_late()
+    code = os.waitstatus_to_exitcode(ended[1])
+    if -code in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
+        raise HostError(
+            f"the process that talks to the hosts was killed by {signal_name(-code)};"
+            " each host stops its ranks"
+        )
+    return code
 
 
 def _run(controller: Controller, report: str | None) -> int:

@@ -16,7 +16,6 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
 from meshrun.ssh.agent_messages import Hello, Listen
-from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_phases import HostPhase, HostPolicy
 from meshrun.ssh.host_session import (
     HostFailure,
@@ -26,7 +25,7 @@ from meshrun.ssh.host_session import (
     same_machine,
     unusable_error,
 )
-from meshrun.ssh.pool import HostPool
+from meshrun.ssh.pool import HostPool, suspend_foreground
 from meshrun.ssh.remote_command import agent_command, boot_command, find_starter
 
 _BUSY = "exchange_identification: "

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
 
 from meshrun.console.console import Console
 from meshrun.console.outlet import last_read_s
+from meshrun.host.process_state import wait_until_stopped
+from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.ssh.agent_messages import BEAT_S, Alive
 from meshrun.ssh.host_phases import HostPhase
@@ -99,3 +103,9 @@ class HostPool:
             self.console.drop_waiting()
         self.signals.restore_late()
         self.reactor.close()
+
+
+def suspend_foreground() -> None:
+    """Suspend the parent, which the shell waits for, as Ctrl-Z requests; for the child."""
+    send_signal(pid := os.getppid(), signal.SIGSTOP)
+    wait_until_stopped([pid])
