@@ -239,12 +239,7 @@ def read_xids(path: Path = KERNEL_LOG) -> list[Xid] | None:
 
 def _read_journal() -> list[Xid] | None:
     try:
-        found = subprocess.run(
-            _JOURNAL,
-            capture_output=True,
-            timeout=_JOURNAL_TAKES_S,
-            check=False,
-        )
+        found = subprocess.run(_JOURNAL, capture_output=True, timeout=_JOURNAL_TAKES_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if found.returncode or not found.stdout:  # it is empty without permission

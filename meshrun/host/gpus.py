@@ -36,15 +36,16 @@ def visible_gpus(
 
     Without a torch, these are NVIDIA's GPUs, or else AMD's.
     """
+    vendor, seen = build, tuple[Gpu, ...]()
     if build == "xpu":
-        return build, _placed(filter_visible(_intel_gpus(sysfs), env.get(XPU)), sysfs)
-    if build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
-        return "cuda", _placed(filter_visible(found, env.get(CUDA)), sysfs)
-    if not (found := _amd_gpus(sysfs)):
-        return build, ()
-    seen = filter_visible(found, env.get(ROCR))
-    seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
-    return "hip", _placed(filter_visible(seen, env.get(HIP) or env.get(CUDA)), sysfs)
+        seen = filter_visible(_intel_gpus(sysfs), env.get(XPU))
+    elif build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
+        vendor, seen = "cuda", filter_visible(found, env.get(CUDA))
+    elif found := _amd_gpus(sysfs):
+        seen = filter_visible(found, env.get(ROCR))
+        seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
+        vendor, seen = "hip", filter_visible(seen, env.get(HIP) or env.get(CUDA))
+    return vendor, tuple(replace(gpu, numa_node=numa_node(sysfs, gpu.address)) for gpu in seen)
 
 
 def filter_visible(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
@@ -91,10 +92,6 @@ def match_uuid(gpu: Gpu, text: str) -> list[Gpu]:
     return [each for each in (gpu, *parts) if each.uuid.startswith(text)]
 
 
-def _placed(gpus: Sequence[Gpu], sysfs: Path) -> tuple[Gpu, ...]:
-    return tuple(replace(gpu, numa_node=numa_node(sysfs, gpu.address)) for gpu in gpus)
-
-
 def _nvidia_gpus(dev: Path) -> list[Gpu]:
     """Return the GPUs that NVML lists for this container, or without NVML, the device nodes."""
     if (found := ask_driver(_list_gpus)) is not None:
@@ -106,25 +103,18 @@ def _nvidia_gpus(dev: Path) -> list[Gpu]:
 def _list_gpus(nvml: Nvml | None) -> list[Gpu] | None:
     if nvml is None:
         return None
-    return [
-        _nvidia_gpu(nvml, str(place), index, gpu)
-        for place, (index, gpu) in enumerate(nvml.gpus().items())
-    ]
-
-
-def _nvidia_gpu(nvml: Nvml, entry: str, index: int, gpu: Handle | None) -> Gpu:
-    if gpu is None:
-        return Gpu(entry=entry, index=index)
-    return Gpu(
-        entry=entry,
-        index=index,
-        uuid=nvml.text("nvmlDeviceGetUUID", gpu),
-        address=nvml.address(gpu),
-        model=nvml.text("nvmlDeviceGetName", gpu),
-        mig_uuids=tuple(
-            nvml.text("nvmlDeviceGetUUID", instance) for instance in nvml.mig_instances(gpu)
-        ),
-    )
+    found = []
+    for place, (index, handle) in enumerate(nvml.gpus().items()):
+        gpu = Gpu(entry=str(place), index=index)
+        if handle is not None:
+            uuid, *parts = (
+                nvml.text("nvmlDeviceGetUUID", each)
+                for each in (handle, *nvml.mig_instances(handle))
+            )
+            model, address = nvml.text("nvmlDeviceGetName", handle), nvml.address(handle)
+            gpu = replace(gpu, uuid=uuid, address=address, model=model, mig_uuids=tuple(parts))
+        found.append(gpu)
+    return found
 
 
 def _amd_gpus(sysfs: Path) -> list[Gpu]:

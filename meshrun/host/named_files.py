@@ -152,7 +152,8 @@ def _replace(target: str, text: str, mode: int) -> None:
         descriptor, unfinished = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".meshrun_")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-            os.fchmod(descriptor, _mode(target) or mode & ~_umask())
+            os.umask(umask := os.umask(0))
+            os.fchmod(descriptor, _mode(target) or mode & ~umask)
         os.replace(unfinished, target)
     except BaseException as error:
         if unfinished:
@@ -169,12 +170,6 @@ def _mode(target: str) -> int | None:
     except FileNotFoundError:
         return None
     return found.st_mode & 0o777 if found.st_uid in (0, os.geteuid()) else None
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 def who_else_may_write(path: str) -> str | None:

@@ -102,11 +102,12 @@ class MemoryWatch:
 
     def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
         folders = cgroup_folders("memory", proc, sysfs)
-        self._cgroup = next(filter(_has_count, folders), None)
+        counted = (each for each in folders if any((each / name).exists() for name in _COUNTS))
+        self._cgroup = next(counted, None)
         """The folder of this process's cgroup, or of its nearest visible ancestor."""
         self._vmstat = proc / "vmstat"
         self._in_cgroup = self._count_in_cgroup()
-        self._in_machine = _count_kills(self._vmstat)
+        self._in_machine = read_counter(self._vmstat, "oom_kill")
 
     def why_killed(self) -> str | None:
         """Return a sentence about out-of-memory kills since the start, or the limit of CPU time.
@@ -114,11 +115,12 @@ class MemoryWatch:
         It is ``None`` if there is neither.
         """
         if self._cgroup is not None and (new := self._count_in_cgroup() - self._in_cgroup) > 0:
-            limit = _limit_of(self._cgroup)
+            limits = [read_number(self._cgroup / name) for name in _LIMITS]
+            limit = next((limit for limit in limits if limit is not None and limit < 2**60), None)
             at = f" of {limit / 2**30:.1f} GiB" if limit else ""
             killed = f"the kernel killed {count(new, 'process')} at this job's limit{at}"
             return f"out of memory: {killed}"
-        new = _count_kills(self._vmstat) - self._in_machine
+        new = read_counter(self._vmstat, "oom_kill") - self._in_machine
         if new > 0:
             # This includes kills at the limit of other cgroups.
             killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
@@ -130,7 +132,7 @@ class MemoryWatch:
 
     def _count_in_cgroup(self) -> int:
         files = [self._cgroup / name for name in _COUNTS] if self._cgroup is not None else []
-        return max(map(_count_kills, files), default=0)
+        return max((read_counter(file, "oom_kill") for file in files), default=0)
 
 
 def describe_limited_memory() -> str | None:
@@ -151,19 +153,6 @@ def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - onl
         return None
     size = found.f_blocks * found.f_frsize
     return f"{path} is full: {size / 2**20:,.0f} MiB"
-
-
-def _has_count(cgroup: Path) -> bool:
-    return any((cgroup / name).exists() for name in _COUNTS)
-
-
-def _limit_of(cgroup: Path) -> int | None:
-    limits = [read_number(cgroup / name) for name in _LIMITS]
-    return next((limit for limit in limits if limit is not None and limit < 2**60), None)
-
-
-def _count_kills(path: Path) -> int:
-    return read_counter(path, "oom_kill")
 
 
 class ProcessLimit:

@@ -124,12 +124,9 @@ class Lookup:
     def __init__(
         self, host: str, reactor: Reactor, answered: Callable[[list[str], str], object]
     ) -> None:
-        self._reactor, self._answered = reactor, answered
-        self._call = ForkedCall(partial(_look_up, host))
-        self._call.follow(reactor, self._take)
-
-    def _take(self, found: tuple[list[str], str] | None) -> None:
-        self._answered(*(found or ([], "the lookup was stopped")))
+        self._reactor, self._call = reactor, ForkedCall(partial(_look_up, host))
+        no_answer: tuple[list[str], str] = [], "the lookup was stopped"
+        self._call.follow(reactor, lambda found: answered(*(found or no_answer)))
 
     def close(self) -> None:
         """Stop the lookup if it is still running."""

@@ -52,8 +52,10 @@ def is_installed(path: str | None) -> bool:
     """Return whether a file belongs to an installed package, of this or another environment."""
     if path is None:
         return False
+    program = names_of(sys.modules.get("__main__")).get("__file__")
+    own = os.path.dirname(program) if isinstance(program, str) else None
     return _names_packages(path) or path.startswith(
-        _targets(tuple(sys.path), os.environ.get("PWD"), _program_folder())
+        _targets(tuple(sys.path), os.environ.get("PWD"), own)
     )
 
 
@@ -69,11 +71,6 @@ def _targets(import_paths: tuple[str, ...], *own: str | None) -> tuple[str, ...]
     """
     others = (os.path.join(path, "") for path in import_paths if path and path not in own)
     return tuple(path for path in others if not _names_packages(path) and _has_packages(path))
-
-
-def _program_folder() -> str | None:
-    path = names_of(sys.modules.get("__main__")).get("__file__")
-    return os.path.dirname(path) if isinstance(path, str) else None
 
 
 def _has_packages(folder: str) -> bool:
