@@ -55,7 +55,10 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
         return "\n\n".join([*_panels(table, panels, width), f"Docs: {DOCS}/{_page_of(panels[0])}"])
     if topic not in ("-h", "--help"):
         return _details(_find(table, topic), width)
-    parts = [_fill(ABOUT, width), _usage(), _examples()]
+    usage = f"{_bold('Usage:')} " + "\n       ".join(f"meshrun {words}" for words in SYNOPSIS)
+    longest = max(map(len, EXAMPLES))
+    examples = (f"  {words.ljust(longest)}  # {why}" for words, why in EXAMPLES.items())
+    parts = [_fill(ABOUT, width), usage, "\n".join([_bold("Examples:"), *examples])]
     if topic == "-h":
         return "\n\n".join([*parts, _common_options(table), _more("--help", width)])
     everything = dict.fromkeys(row.panel for row in table.rows())
@@ -72,16 +75,6 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
 
 def _bold(text: str) -> str:
     return f"\033[1m{text}\033[0m" if has_colors(1) else text
-
-
-def _usage() -> str:
-    return f"{_bold('Usage:')} " + "\n       ".join(f"meshrun {words}" for words in SYNOPSIS)
-
-
-def _examples() -> str:
-    longest = max(map(len, EXAMPLES))
-    lines = (f"  {words.ljust(longest)}  # {why}" for words, why in EXAMPLES.items())
-    return "\n".join([_bold("Examples:"), *lines])
 
 
 def _common_options(table: type[ParsedOptions]) -> str:
@@ -107,15 +100,14 @@ def _more(other: str, width: int) -> str:
 
 
 def _panels(table: type[ParsedOptions], panels: Iterable[str], width: int) -> Iterator[str]:
-    for panel in panels:
-        rows = (row for row in table.rows() if row.panel == panel)
-        yield "\n".join([_bold(f"{panel}:"), *(_entry(row, width) for row in rows)])
-
-
-def _entry(row: Option[Any], width: int) -> str:
     column = min(_COLUMN, width // 2)
-    lines = _fill(row.help + _default(row), width - column).splitlines()
-    return _beside(row, lines, column)
+    for panel in panels:
+        lines = [_bold(f"{panel}:")]
+        for row in table.rows():
+            if row.panel == panel:
+                text = _fill(row.help + _default(row), width - column)
+                lines.append(_beside(row, text.splitlines(), column))
+        yield "\n".join(lines)
 
 
 def _beside(row: Option[Any], lines: list[str], column: int) -> str:

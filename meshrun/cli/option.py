@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, overload
@@ -30,8 +30,11 @@ class Option(Generic[_T]):
     takes_value: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
 
-    parse: Callable[[str, str], _T]
-    """Converts a text to a value; also takes the flag, which its ``UsageError`` names."""
+    parse: Callable[[Any, str], _T]
+    """Converts what was given: a text, a list of texts if the option repeats, or a switch's value.
+
+    It also takes the flag, which its ``UsageError`` names.
+    """
     default: _T
     metavar: str
     """Placeholder for the value in the help."""
@@ -77,14 +80,10 @@ class Option(Generic[_T]):
             return self
         given = options.values.get(self.name)
         try:
-            return self.default if given is None else self.parse_given(given)
+            return self.default if given is None else self.parse(given, self.flag)
         except UsageError as error:
             error.message += options.in_variable(self)
             raise
-
-    def parse_given(self, given: Any) -> _T:
-        """Return the value of what was given: a text, or a list of texts if the option repeats."""
-        return self.parse(given, self.flag)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -107,12 +106,8 @@ class Switch(Option[bool]):
     takes_value = False
 
     def __init__(self, panel: str, help: str, *, metavar: str = "", **more: Any) -> None:  # noqa: A002
-        super().__init__(lambda _text, _flag: True, False, metavar, panel, help, **more)
+        super().__init__(lambda given, _flag: bool(given), False, metavar, panel, help, **more)
         self.unset = ""
-
-    def parse_given(self, given: Any) -> bool:
-        """Return whether the switch is on."""
-        return bool(given)
 
 
 class Repeated(Option[tuple[str, ...]]):
@@ -128,11 +123,10 @@ class Repeated(Option[tuple[str, ...]]):
         help: str,  # noqa: A002
         **more: Any,
     ) -> None:
-        super().__init__(parse, (), metavar, panel, help, **more)
+        def parse_all(texts: Sequence[str], flag: str) -> tuple[str, ...]:
+            return tuple(value for text in texts for value in parse(text, flag))
 
-    def parse_given(self, given: Any) -> tuple[str, ...]:
-        """Return the values of all texts."""
-        return tuple(value for text in given for value in self.parse(text, self.flag))
+        super().__init__(parse_all, (), metavar, panel, help, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,8 @@ def _launch_here(
         watchers=[progress],
         report=lambda result: _report(options, invocation, plan, result, progress),
     )
-    if plan.is_elastic and _is_later_task(cluster):
+    is_later_task = cluster is not None and cluster.task is not None and bool(cluster.node_rank)
+    if plan.is_elastic and is_later_task:
         return 0  # srun returns the worst code of all nodes; node 0's is the launch's
     if result.signum is not None and not result.preempted:
         return -result.signum
@@ -308,11 +309,6 @@ def _scheduler_starts_all(cluster: ClusterFacts | None, request: LaunchRequest) 
     if cluster is None or cluster.node_rank is None or cluster.shell is not None:
         return False
     return cluster.nnodes is None or cluster.nnodes >= (request.nnodes or 1)
-
-
-def _is_later_task(cluster: ClusterFacts | None) -> bool:
-    """Whether a scheduler started this process, but not on node 0."""
-    return cluster is not None and cluster.task is not None and bool(cluster.node_rank)
 
 
 def withdraw_if_launch(options: Options, error: MeshrunError) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +35,7 @@ from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import requested_variables
 from meshrun.start import own_command
-from meshrun.submit.documents import Patch, read_patches
+from meshrun.submit.documents import read_patches
 from meshrun.submit.job import Job, check_texts, job_name
 from meshrun.submit.manifests import (
     KINDS,
@@ -219,6 +220,9 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     is_slurm = scheduler == "slurm"
     exported = () if is_slurm else _exported(options.export)
+    flag = Options.submit_patch.flag
+    paths = () if is_slurm else options.submit_patch
+    patches = [read_patches(text_of_file(path, flag), path) for path in paths]
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
     in_image = options.image is not None or names_container(options.submit_arg)
@@ -233,7 +237,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
         extras=options.submit_arg,
         accelerators=0 if _on_cores(scheduler, request, in_image=in_image) else max(counts),
         image=options.image,
-        patches=() if is_slurm else _patches(options.submit_patch),
+        patches=tuple(chain.from_iterable(patches)),
         exported=exported,
     )
 
@@ -246,11 +250,6 @@ def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
         for name, value in requested_variables(os.environ, patterns).items()
         if _VARIABLE.fullmatch(name) and name != SECRET
     )
-
-
-def _patches(paths: Sequence[str]) -> tuple[Patch, ...]:
-    texts = [(text_of_file(path, Options.submit_patch.flag), path) for path in paths]
-    return tuple(patch for text, path in texts for patch in read_patches(text, path))
 
 
 def check_job(options: Options, scheduler: str) -> None:

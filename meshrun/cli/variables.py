@@ -44,10 +44,12 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     )
     if not unknown:
         return
-    of_services = {*_of_services(unknown)}
+    # Kubernetes sets some in each pod for a service, such as one named meshrun.
+    services = [name.removesuffix(_SERVICE) for name in unknown if name.endswith(_SERVICE)]
+    starts = tuple(f"{service}_{end}" for service in services for end in ("SERVICE_", "PORT"))
     for name in unknown:
         suggestion = _suggestion(name, rows)
-        if name not in of_services and (suggestion or not name.startswith(PET)):
+        if not name.startswith(starts) and (suggestion or not name.startswith(PET)):
             yield f"unknown environment variable {name}{suggestion}"
 
 
@@ -65,10 +67,3 @@ def _suggestion(name: str, rows: Sequence[Option[object]]) -> str:
     if instead[near[0]] == near[0]:
         return f"; {near[0]} has no variable, pass it on the command line"
     return f"; did you mean {instead[near[0]]}?"
-
-
-def _of_services(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names that Kubernetes sets in each pod for a service, such as one named meshrun."""
-    services = [name.removesuffix(_SERVICE) for name in names if name.endswith(_SERVICE)]
-    for service in services:
-        yield from (n for n in names if n.startswith((f"{service}_SERVICE_", f"{service}_PORT")))

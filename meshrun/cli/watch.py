@@ -52,12 +52,6 @@ def watch_files(options: Options, request: LaunchRequest, invocation: Invocation
         UsageError: If another option makes no sense with ``--watch``.
         MeshrunError: If a launch fails for a reason that no change of the program can fix.
     """
-    _check(request, invocation)
-    set_title("watch", *sys.argv[1:])
-    return _Watch(request, options.line.words(without={Options.watch.flag})).run()
-
-
-def _check(request: LaunchRequest, invocation: Invocation) -> None:
     flag = Options.watch.flag
     if invocation.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch(), which returns a result")
@@ -67,6 +61,8 @@ def _check(request: LaunchRequest, invocation: Invocation) -> None:
             f"{flag} needs the package watchfiles, which is not installed",
             hint="pip install 'meshrun[watch]'",
         )
+    set_title("watch", *sys.argv[1:])
+    return _Watch(request, options.line.words(without={flag})).run()
 
 
 class _Watch:
@@ -124,7 +120,10 @@ class _Watch:
                         write_private(os.path.join(folder, WHY), _describe(changed))
                     process.terminate()
             self._add(noted.take())
-            _report_error(folder)
+            if (error := read_error(folder)) is not None:
+                if not isinstance(error, ProgramError):  # no change of the program helps
+                    raise error
+                say(render_error(error))
         if -process.returncode in (*self._debuggers, signal.SIGPIPE):  # nobody reads the output
             self._signum = -process.returncode
         return None if is_stopping else process.returncode
@@ -190,19 +189,6 @@ def _describe(changed: Sequence[str]) -> str:
     first = os.path.relpath(changed[0], folder) if folder else changed[0]
     rest = len(changed) - 1
     return f"{first} and {count(rest, 'other file')} changed" if rest else f"{first} changed"
-
-
-def _report_error(folder: str) -> None:
-    """Print the error that prevented a launch, if there is one.
-
-    Raises:
-        MeshrunError: Instead, if it is not about the program, so that no change of it helps.
-    """
-    error = read_error(folder)
-    if error is not None and not isinstance(error, ProgramError):
-        raise error
-    if error is not None:
-        say(render_error(error))
 
 
 class WatchedFiles:

@@ -85,7 +85,9 @@ def render_bug_report(options: Options) -> str:
     report = "\n".join(
         f"### {title}\n\n```text\n{text.rstrip() or 'none'}\n```\n" for title, text in parts.items()
     )
-    return printable(_without_home(report, options.env).rstrip())
+    if home := options.env.get("HOME", "").rstrip("/"):  # which contains the user's name
+        report = re.sub(rf"{re.escape(home)}(?=[/\s:]|$)", "~", report)
+    return printable(report.rstrip())
 
 
 def _versions() -> Iterator[str]:
@@ -141,9 +143,3 @@ def _detected_and_plan(options: Options) -> tuple[str, str]:
     with redirect_stdout(io.StringIO()) as printed:
         print_plan(found.plan, "text")
     return detected, re.sub(r"[ \t]+$", "", printed.getvalue(), flags=re.MULTILINE)
-
-
-def _without_home(text: str, env: Mapping[str, str]) -> str:
-    """Return a text with ``~`` for the home directory, which contains the user's name."""
-    home = env.get("HOME", "").rstrip("/")
-    return re.sub(rf"{re.escape(home)}(?=[/\s:]|$)", "~", text) if home else text

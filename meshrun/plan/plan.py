@@ -192,7 +192,9 @@ def build_plan(
     domain = facts.domain or ("" if request.domain_size else request.rendezvous.domain)
     is_elsewhere = facts == UNKNOWN_HOST or request.remote is not None
     is_known_later = bool(domain or is_elsewhere or request.rendezvous.step_of)
-    waits = _needs_domains(request) and is_known_later and not nodes_per_domain
+    is_several = (request.nnodes or 1) > 1
+    needs_domains = bool(request.intra_domain and not request.domain_size and is_several)
+    waits = needs_domains and is_known_later and not nodes_per_domain  # until nodes tell theirs
     layout = solve_request(
         replace(request, intra_domain=()) if waits else request,
         nnodes=request.nnodes,
@@ -235,11 +237,6 @@ def build_plan(
         rendezvous=rendezvous,
         node_rank=node_rank,
     )
-
-
-def _needs_domains(request: LaunchRequest) -> bool:
-    """Return whether the nodes must exchange which domains they are in."""
-    return bool(request.intra_domain and not request.domain_size and (request.nnodes or 1) > 1)
 
 
 def solve_request(

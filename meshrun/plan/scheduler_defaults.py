@@ -178,17 +178,13 @@ def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
     """Check that nodes without node 0's address do not each launch by themselves."""
     if facts.task is None and (node_rank == 0 or facts.job_id is None):
         return  # node 0 needs no address; without a job, this may be the only node
+    names = ", ".join(name for name, _ in facts.variables)
+    or_unset = f"; or unset {names} if they are left over from another job" if names else ""
     raise UsageError(
         f"{facts.system} does not tell processes the address of node 0 ({facts.evidence})",
-        hint="pass --rdzv-endpoint HOST:PORT, with node 0's name and a free port"
-        + _if_stale(facts),
+        hint=f"pass --rdzv-endpoint HOST:PORT, with node 0's name and a free port{or_unset}",
         is_reported_elsewhere=bool(facts.task and facts.task.rank),
     )
-
-
-def _if_stale(facts: ClusterFacts) -> str:
-    names = ", ".join(name for name, _ in facts.variables)
-    return f"; or unset {names} if they are left over from another job" if names else ""
 
 
 def note_few_cores(facts: ClusterFacts | None, host: HostFacts, workers: int) -> tuple[str, ...]:

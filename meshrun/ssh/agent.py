@@ -296,17 +296,12 @@ def _describe_host() -> Ready:
     """Return this machine's id and addresses, and the controller's address."""
     theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
     own = os.environ.pop(NODE_ADDRESS, "") or own
-    return Ready(own=own, theirs=theirs, machine=_machine())
-
-
-def _machine() -> str:
-    """Return an id of this machine, or of the container that acts as one; "" if unknown."""
-    try:
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-    except OSError:
-        return ""
-    booted = boot_id()
-    return " ".join([booted, *spaces, os.uname().nodename]) if booted else ""
+    machine = ""
+    if booted := boot_id():
+        with contextlib.suppress(OSError):  # a container acts as a machine of its own
+            spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+            machine = " ".join([booted, *spaces, os.uname().nodename])
+    return Ready(own=own, theirs=theirs, machine=machine)
 
 
 def _print_error(text: str) -> None:

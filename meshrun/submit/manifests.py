@@ -99,7 +99,14 @@ def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> s
     server deletes these documents.
     """
     *documents, _ = _documents(job, kind)
-    rest = [*documents, _secret(job, secret)]
+    own_secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": secret_name(job)},
+        "type": "Opaque",
+        "stringData": {SECRET_KEY: secret, **secrets_of(job)},
+    }
+    rest = [*documents, own_secret]
     for document in rest:
         document["metadata"] = {**document["metadata"], "ownerReferences": [dict(owner)]}
     return "---\n".join(map(render_yaml, rest))
@@ -109,16 +116,6 @@ def _documents(job: Job, kind: str) -> _Documents:
     found = KINDS[kind]
     counts = dict.fromkeys(found.counts, job.nnodes)
     return apply_patches(found.render(job), job.patches, pod=found.pod, counts=counts)
-
-
-def _secret(job: Job, secret: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": secret_name(job)},
-        "type": "Opaque",
-        "stringData": {SECRET_KEY: secret, **secrets_of(job)},
-    }
 
 
 def _indexed_job(job: Job) -> _Documents:

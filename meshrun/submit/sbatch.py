@@ -122,8 +122,14 @@ def _directives(job: Job, folder: str, user_options: Mapping[str, str]) -> Itera
         ("", [f"--job-name={job.name}", f"--chdir={_quote(folder)}"]),
         ("A requeued job appends to the same file.",
          [f"--output={_output(user_options)}", "--open-mode=append"]),
-        *_nodes(job),
     ]  # fmt: skip
+    launcher = "One meshrun per node; it starts the ranks of that node."
+    if job.min_nodes is None:
+        groups.append((launcher, [f"--nodes={job.nnodes}", "--ntasks-per-node=1"]))
+    else:
+        # With a number of tasks per node, Slurm would allocate the smallest number of nodes.
+        groups.append(("The job continues if a node fails.", ["--no-kill"]))
+        groups.append((launcher, [f"--nodes={job.min_nodes}-{job.nnodes}"]))
     if job.accelerators:
         groups[-1][1].append(f"--gpus-per-node={job.accelerators}")
     groups[-1][1].append(f"--cpus-per-task={job.cores}")
@@ -145,16 +151,6 @@ def _directives(job: Job, folder: str, user_options: Mapping[str, str]) -> Itera
         if comment and kept:
             yield f"# {comment}"
         yield from (f"#SBATCH {each}" for each in kept)
-
-
-def _nodes(job: Job) -> Iterator[tuple[str, list[str]]]:
-    comment = "One meshrun per node; it starts the ranks of that node."
-    if job.min_nodes is None:
-        yield comment, [f"--nodes={job.nnodes}", "--ntasks-per-node=1"]
-    else:
-        # With a number of tasks per node, Slurm would allocate the smallest number of nodes.
-        yield "The job continues if a node fails.", ["--no-kill"]
-        yield comment, [f"--nodes={job.min_nodes}-{job.nnodes}"]
 
 
 def _quote(text: str) -> str:

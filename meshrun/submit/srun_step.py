@@ -70,12 +70,14 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         even_if_ignored=request.stop_even_if_ignored,
         always=(signal.SIGQUIT, signal.SIGCHLD, *request.forwarded_signals),
     )
+    has_secret = any(map(os.environ.get, SECRET_VARIABLES))
+    secret = {} if has_secret else {SECRET: secrets.token_hex(32)}  # launchers authenticate by it
     own_pid = os.getpid()
     # Launchers report on stderr, unless that goes elsewhere.
     reports = not any(map(os.environ.get, _OTHER_STDERR))
     with subprocess.Popen(
         [*srun, *own_command("launcher", *words)],
-        env={**_environment(), STEP: name if reports else f"{name} {SILENT}"},
+        env={**os.environ, **secret, STEP: name if reports else f"{name} {SILENT}"},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE if reports else None,
         start_new_session=True,  # so that Ctrl-C reaches only this process
@@ -317,10 +319,3 @@ def _jobs_of_components() -> list[str]:
     size = read_number(os.environ, "SLURM_HET_SIZE") or 0
     names = (f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(size))
     return [os.environ[name] for name in names if os.environ.get(name)]
-
-
-def _environment() -> dict[str, str]:
-    """Return the launchers' environment, with a secret by which they recognize each other."""
-    if any(map(os.environ.get, SECRET_VARIABLES)):
-        return dict(os.environ)
-    return {**os.environ, SECRET: secrets.token_hex(32)}
