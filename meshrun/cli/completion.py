@@ -27,10 +27,6 @@ _AFTER_A_DIM = {
 
 def render_completion(shell: str, table: type[ParsedOptions]) -> str:
     """Return a script for bash, zsh, fish or tcsh that completes options and their values."""
-    return _script(shell, table).replace("@MESH@", MESH)
-
-
-def _script(shell: str, table: type[ParsedOptions]) -> str:
     rows = table.rows()
     if shell == "tcsh":
         names = " ".join(row.flag[2:] for row in rows)
@@ -38,13 +34,15 @@ def _script(shell: str, table: type[ParsedOptions]) -> str:
     if shell == "bash":
         flags = " ".join(flag for row in rows for flag in reversed(row.flags))
         cases = "\n".join(f"    {'|'.join(row.flags)}) {_bash(row)} ;;" for row in rows)
-        return _BASH.replace("@CASES@", cases).replace("@FLAGS@", flags)
-    valued = [flag for row in rows if _may_have_value(row) for flag in row.flags]
-    if shell == "fish":
+        script = _BASH.replace("@CASES@", cases).replace("@FLAGS@", flags)
+    elif shell == "fish":
+        valued = [flag for row in rows if _may_have_value(row) for flag in row.flags]
         lines = "\n".join(map(_fish, rows))
-        return _FISH.replace("@LINES@", lines).replace("@VALUED@", " ".join(valued))
-    lines = " \\\n    ".join(_zsh(row, flag) for row in rows for flag in row.flags)
-    return _ZSH.replace("@LINES@", lines)
+        script = _FISH.replace("@LINES@", lines).replace("@VALUED@", " ".join(valued))
+    else:
+        lines = " \\\n    ".join(_zsh(row, flag) for row in rows for flag in row.flags)
+        script = _ZSH.replace("@LINES@", lines)
+    return script.replace("@MESH@", MESH)
 
 
 # ---- bash ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,10 +21,9 @@ from meshrun.errors import SpecError, UsageError
 from meshrun.host import rank_variables as var
 from meshrun.host.folder import is_in_private
 from meshrun.layout import parse_derived
-from meshrun.layout.placing import Place
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.choices import STOP_SIGNALS, Prefix, StartMethod
-from meshrun.plan.group_options import GroupOptions, parse_group_options
+from meshrun.plan.group_options import parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
 from meshrun.plan.rank_program import BASE, PYTHON_EXEC, Program
@@ -47,7 +46,6 @@ _DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
 _FOR_PEOPLE: tuple[Option[Any], ...] = (
     Options.collapse, Options.debug_rank, Options.status, Options.interactive,
 )  # fmt: skip
-_Number = TypeVar("_Number", int, float)
 
 
 def check_other_options(options: Options) -> None:
@@ -150,7 +148,12 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     _require(options, Options.status, Options.status_interval)
     if options.status and options.debug_rank is not None:
         raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
-    return LaunchRequest(
+    if options.place == "auto" and not (options.intra_node or options.intra_domain):
+        raise UsageError(
+            "--place auto requires --intra-node or --intra-domain",
+            hint="for example: --intra-node tp",
+        )
+    request = LaunchRequest(
         program=program,
         mesh=_mesh(options),
         flattens=flattens,
@@ -158,26 +161,26 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         intra_node=options.intra_node,
         intra_domain=options.intra_domain,
         domain_size=options.domain_size,
-        place=_place(options),
+        place=options.place,
         nnodes=nnodes,
         nproc_per_node=options.nproc_per_node,
         device=options.device or Options.device.default,
         gpus=options.gpus,
-        groups=_groups(options),
+        groups=parse_group_options(options.backend, options.timeout, options.pg_opt),
         mesh_init=options.mesh_init,
         start_method=_start_method(options),
         shutdown_timeout_s=options.shutdown_timeout
         if options.text(Options.shutdown_timeout) is not None
         else grace_s,
-        start_timeout_s=_zero_if_debugging(options, options.start_timeout),
-        hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
+        start_timeout_s=options.start_timeout,
+        hang_timeout_s=options.hang_timeout,
         straggler_time_s=options.straggler_time if options.stragglers else None,
         preload=(*options.preload, *BASE),
         warm_idle_s=options.warm_idle
         if options.warm and var.GENERATION not in options.env
         else None,
         role=options.role,
-        max_restarts=_zero_if_debugging(options, options.max_restarts),
+        max_restarts=options.max_restarts,
         gpu_memory_wait=options.gpu_memory_wait,
         status=options.status,
         status_interval_s=options.status_interval,
@@ -198,11 +201,34 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
         access=_host_access(options),
-        logs=_logs(options),
-        console=_console(options),
+        logs=LogRequest(
+            log_dir=options.log_dir or None,  # as torchrun
+            allow_shared=options.allow_shared_log_dir,
+            redirects=options.redirects,
+            tee=options.tee,
+            stdout_filters=options.duplicate_stdout_filters,
+            stderr_filters=options.duplicate_stderr_filters,
+            logs_specs=options.logs_specs,
+        ),
+        console=ConsoleRequest(
+            prefix=_prefix(options),
+            template=_template(options),
+            show=options.show,
+            hide=options.hide,
+            local_ranks=options.local_ranks_filter,
+            collapse=options.collapse,
+            nodes=options.console,
+            verbose=options.verbose,
+            is_json=_is_json(options),
+        ),
         sources=_sources(options),
         notes=tuple(_notes(options, unknown)),
     )
+    if options.debug_rank is None:
+        return request
+    # While a rank is debugged, the others wait for the user.
+    groups = replace(request.groups, timeouts_s=(("", _DEBUG_TIMEOUT_S),))
+    return replace(request, start_timeout_s=0.0, hang_timeout_s=0.0, max_restarts=0, groups=groups)
 
 
 def read_rendezvous(options: Options) -> tuple[Rendezvous, int | None]:
@@ -347,15 +373,6 @@ def _need_mesh(options: Options, *rows: Option[Any]) -> None:
             raise UsageError(f"{row.flag} requires --mesh", hint="for example: --mesh dp=2,tp=4")
 
 
-def _place(options: Options) -> Place:
-    if options.place == "auto" and not (options.intra_node or options.intra_domain):
-        raise UsageError(
-            "--place auto requires --intra-node or --intra-domain",
-            hint="for example: --intra-node tp",
-        )
-    return options.place
-
-
 def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
     signums, unknown = options.forward
     for name in unknown:
@@ -370,18 +387,6 @@ def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ..
                 hint=f"to forward it instead, set --signals-to-handle to signals without {name}",
             )
     return signums
-
-
-def _zero_if_debugging(options: Options, value: _Number) -> _Number:
-    """Return a limit, or 0 while a rank is debugged, as the others wait for the user."""
-    return value if options.debug_rank is None else type(value)(0)
-
-
-def _groups(options: Options) -> GroupOptions:
-    groups = parse_group_options(options.backend, options.timeout, options.pg_opt)
-    if options.debug_rank is None:
-        return groups
-    return replace(groups, timeouts_s=(("", _DEBUG_TIMEOUT_S),))
 
 
 def _nodes(options: Options) -> tuple[int | None, int | None]:
@@ -427,18 +432,6 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
     )
 
 
-def _logs(options: Options) -> LogRequest:
-    return LogRequest(
-        log_dir=options.log_dir or None,  # as torchrun
-        allow_shared=options.allow_shared_log_dir,
-        redirects=options.redirects,
-        tee=options.tee,
-        stdout_filters=options.duplicate_stdout_filters,
-        stderr_filters=options.duplicate_stderr_filters,
-        logs_specs=options.logs_specs,
-    )
-
-
 def _prefix(options: Options) -> Prefix:
     """Return the prefix of lines; an option that was typed overrides a variable."""
     by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
@@ -456,20 +449,6 @@ def _template(options: Options) -> str | None:
     if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
         return None
     return options.log_line_prefix_template or options.env.get(TEMPLATE_VARIABLE)
-
-
-def _console(options: Options) -> ConsoleRequest:
-    return ConsoleRequest(
-        prefix=_prefix(options),
-        template=_template(options),
-        show=options.show,
-        hide=options.hide,
-        local_ranks=options.local_ranks_filter,
-        collapse=options.collapse,
-        nodes=options.console,
-        verbose=options.verbose,
-        is_json=_is_json(options),
-    )
 
 
 def _is_json(options: Options) -> bool:

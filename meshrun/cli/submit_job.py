@@ -225,7 +225,10 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     patches = [read_patches(text_of_file(path, flag), path) for path in paths]
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
+    is_on_cores = request.device == "cpu"
     in_image = options.image is not None or names_container(options.submit_arg)
+    if request.device == "auto" and is_slurm and not in_image:  # the job uses the torch of here
+        is_on_cores = detect_host(with_gpus=False).accelerator is None
     suffix = "" if is_slurm else secrets.token_hex(3)
     sbatch_options = options_in(options.submit_arg) if is_slurm else {}
     name = job_name(request.rendezvous.run_id, program.target, suffix=suffix)
@@ -235,7 +238,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
         options=pairs,
         program=words,
         extras=options.submit_arg,
-        accelerators=0 if _on_cores(scheduler, request, in_image=in_image) else max(counts),
+        accelerators=0 if is_on_cores else max(counts),
         image=options.image,
         patches=tuple(chain.from_iterable(patches)),
         exported=exported,
@@ -304,17 +307,6 @@ def option_words(options: Options) -> tuple[tuple[str, ...], ...]:
         texts = given if row.repeats else [given]
         words += [as_words(row.flag, None if text is True else text) for text in texts]
     return tuple(words)
-
-
-def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool:
-    """Whether ranks need no accelerators.
-
-    ``--device`` says so, or else the torch that is installed here if the Slurm job uses it.
-    """
-    if request.device != "auto":
-        return request.device == "cpu"
-    is_of_here = scheduler == "slurm" and not in_image
-    return is_of_here and detect_host(with_gpus=False).accelerator is None
 
 
 def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -89,11 +89,11 @@ def choose_hosts(
     if include and exclude:
         raise UsageError("--include cannot be used with --exclude")
     if include:
-        named = dict(_named(include, "--include", hosts))
+        named = _named(include, "--include", hosts)
         return tuple(replace(host, chosen=named[host.name]) for host in hosts if host.name in named)
     if not exclude:
         return tuple(hosts)
-    named = dict(_named(exclude, "--exclude", hosts))
+    named = _named(exclude, "--exclude", hosts)
     left = tuple(kept for host in hosts if (kept := _without(host, named)) is not None)
     if not left:
         raise UsageError(f"--exclude {exclude} leaves 0 of {count(len(hosts), 'host')}")
@@ -147,12 +147,10 @@ def _add(hosts: dict[str, Host], host: Host, where: str) -> None:
     hosts[host.name] = host
 
 
-def _named(
-    text: str, what: str, hosts: Sequence[Host]
-) -> Iterator[tuple[str, tuple[int, ...] | None]]:
-    """Yield (host, slots or ``None`` for all) of ``a@b:0,2``."""
+def _named(text: str, what: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...] | None]:
+    """Return the slots of each host in ``a@b:0,2``, ``None`` for all."""
     known = {host.name: host for host in hosts}
-    seen = set()
+    found: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@"):
         name, slots = _split_slots(part.strip())
         if name not in known:
@@ -160,10 +158,10 @@ def _named(
                 f"{what}: unknown host `{name}`",
                 hint=f"the hosts are {listed([*known])}",
             )
-        if name in seen:
+        if name in found:
             raise UsageError(f"{what}: {name} is listed twice", hint=f"{name}:0,1")
-        seen.add(name)
-        yield name, None if slots is None else _numbers(slots, what, known[name])
+        found[name] = None if slots is None else _numbers(slots, what, known[name])
+    return found
 
 
 def _split_slots(part: str) -> tuple[str, str | None]:

@@ -213,8 +213,10 @@ def build_plan(
     if layout.mesh is not None:
         device = _device_of_mesh(request, workers, facts, check_host)
     _check_visible(request, workers, device.type, facts)
-    if check_host:
-        _check_cuda(request, workers, device.type, facts)
+    counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
+    relies_on_cuda = device.type == "cuda" or (counts and facts.accelerator == "cuda")
+    if check_host and relies_on_cuda and not request.virtual_local_rank:
+        check_cuda_shows(facts, workers)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     return LaunchPlan(
@@ -356,15 +358,6 @@ def _check_visible(
             " process only one",
             hint="use --virtual-local-rank, which shows each rank only its own",
         )
-
-
-def _check_cuda(
-    request: LaunchRequest, workers: int, device_type: str | None, facts: HostFacts
-) -> None:
-    counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
-    relies = device_type == "cuda" or (counts and facts.accelerator == "cuda")
-    if relies and not request.virtual_local_rank:
-        check_cuda_shows(facts, workers)
 
 
 def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:

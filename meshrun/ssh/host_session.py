@@ -329,38 +329,26 @@ def explain_end(
     ``output`` is that of the starter, and of the shell and Python on the host. ``starter`` is ""
     if the agent was started on this machine, without one.
     """
-    lines = _significant(output)
+    lines, hint = _significant(output), ""
     if code in (NOT_EXECUTABLE, NO_COMMAND):
-        return HostFailure(
-            host.name,
-            f"it cannot run {interpreter}{_quoted(lines[-1:])}",
-            "the interpreter must have the same path on every host",
-        )
-    if missing := [line for line in lines if "No module named 'meshrun" in line]:
-        return HostFailure(
-            host.name,
-            f"{interpreter} there has no meshrun{_quoted(missing)}",
-            "install it there, or set PYTHONPATH to its location",
-        )
-    if code < 0:
-        return HostFailure(
-            host.name, f"{starter or 'its agent'} was killed by {signal_name(-code)}"
-        )
-    if code == _SSH and not lines:
-        return HostFailure(
-            host.name,
-            f"{starter} failed without a message; the process it started may have been killed",
-        )
-    what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
-        code, f"the process that {starter} started exited with code {code}"
-    )
-    general = "test with `ssh {host} true`" if code else ""  # otherwise, that works too
-    hint = next((hint for word, hint in _HINTS if word in output), general)
-    return HostFailure(
-        host.name,
-        what + _quoted(lines[-_MOST_LINES:]),
-        hint.format(host=host.destination) or None if starter == "ssh" else None,
-    )
+        why = f"it cannot run {interpreter}{_quoted(lines[-1:])}"
+        hint = "the interpreter must have the same path on every host"
+    elif missing := [line for line in lines if "No module named 'meshrun" in line]:
+        why = f"{interpreter} there has no meshrun{_quoted(missing)}"
+        hint = "install it there, or set PYTHONPATH to its location"
+    elif code < 0:
+        why = f"{starter or 'its agent'} was killed by {signal_name(-code)}"
+    elif code == _SSH and not lines:
+        why = f"{starter} failed without a message; the process it started may have been killed"
+    else:
+        ends = {0: "its agent exited", _SSH: f"{starter} failed"}
+        end = ends.get(code, f"the process that {starter} started exited with code {code}")
+        why = end + _quoted(lines[-_MOST_LINES:])
+        if starter == "ssh":
+            general = "test with `ssh {host} true`" if code else ""  # otherwise, that works too
+            hint = next((hint for word, hint in _HINTS if word in output), general)
+            hint = hint.format(host=host.destination)
+    return HostFailure(host.name, why, hint or None)
 
 
 def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str) -> HostFailure:

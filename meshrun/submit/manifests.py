@@ -132,7 +132,14 @@ def _indexed_job(job: Job) -> _Documents:
         },
     }  # fmt: skip
     pod = pod_spec(job, f"{job.name}-0.{job.name}", restartPolicy="Never", subdomain=job.name)
-    ends = _ends_of_fixed(job) if job.min_nodes is None else _ends_of_elastic(job, job.min_nodes)
+    if job.min_nodes is not None:
+        ends = _ends_of_elastic(job, job.min_nodes)
+    else:
+        comment = "When a node is lost, the pods of all other nodes fail too."
+        ends = {
+            "backoffLimit": Commented(_RESTARTS * job.nnodes, comment),
+            "podFailurePolicy": _fail_unless_preempted(_ignored()),
+        }
     spec = {**_indexed(job), **ends, "ttlSecondsAfterFinished": _kept(), "template": {"spec": pod}}
     return [service, _document("batch/v1", "Job", job, spec)]
 
@@ -237,15 +244,6 @@ def _indexed(job: Job) -> dict[str, Any]:
         "completionMode": Commented("Indexed", "One pod per node; its index is the node rank."),
         "completions": job.nnodes,
         "parallelism": job.nnodes,
-    }
-
-
-def _ends_of_fixed(job: Job) -> dict[str, Any]:
-    return {
-        "backoffLimit": Commented(
-            _RESTARTS * job.nnodes, "When a node is lost, the pods of all other nodes fail too."
-        ),
-        "podFailurePolicy": _fail_unless_preempted(_ignored()),
     }
 
 
