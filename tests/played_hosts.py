@@ -25,7 +25,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import pack, unpack
-from meshrun.ssh import controller, pool
+from meshrun.ssh import connect, controller
 from meshrun.ssh.agent_messages import (
     MESSAGE,
     AgentError,
@@ -202,7 +202,7 @@ class PlayedLaunch:
         patch.setattr(time, "monotonic_ns", lambda: int(self._now_s * 1e9))
         patch.setattr(subprocess, "Popen", self._start)
         patch.setattr(Reactor, "wait", lambda reactor, **_: self._turn(reactor))
-        patch.setattr(pool, "Console", partial(Console, output, output))
+        patch.setattr(connect, "Console", partial(Console, output, output))
         patch.setattr(controller, "SignalQueue", lambda *_, **__: self)
         patch.setattr(controller, "is_stopped", lambda _: False)
 

@@ -23,8 +23,8 @@ from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.own_variables import SECRET
+from meshrun.host.printable import Mask
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
-from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice, split_words
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rendezvous_options import C10D, STATIC

@@ -17,8 +17,7 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.detect_host import detect_host
 from meshrun.host.nvml import ask_driver, read_driver_version
-from meshrun.host.printable import printable
-from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.host.printable import MASK, Mask, is_secret, printable
 from meshrun.plan.rank_program import Program
 from meshrun.plan.scheduler_defaults import apply_cluster
 from meshrun.plan.surroundings import read_cluster_facts

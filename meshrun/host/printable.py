@@ -1,8 +1,20 @@
-"""Makes text from outside safe to print, without control characters. Pure."""
+"""Makes text safe to print: without control characters from outside, and without secrets. Pure."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
 _MOST_ON_A_LINE = 1000
+MASK = "***"
+_SECRET_NAME = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:JWT|[A-Z]*(?:TOKEN|KEYS?))(?:_|$)"
+    r"|PRECONDITION_TRANSPORTS"  # the key of an Open MPI job
+)
+_IN_URL = re.compile(r"(?<=://)(?P<user>[^\s/:@]*):[^\s/]+@")
+_PAIR = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
+_MIN_LENGTH = 6
+"""Shorter values are not secrets, and would match everywhere."""
 
 
 def one_line(text: str, most: int = _MOST_ON_A_LINE) -> str:
@@ -36,3 +48,58 @@ def _escape(char: str) -> str:
 def _shorten(text: str, most: int) -> str:
     half = most // 2
     return text if len(text) <= most else f"{text[: half - 3]} ... {text[-half + 2 :]}"
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the name of a variable or an option suggests a secret value.
+
+    Example:
+        >>> [is_secret(name) for name in ("HF_TOKEN", "--api-key", "TOKENIZERS_PARALLELISM")]
+        [True, True, False]
+    """
+    return _SECRET_NAME.search(re.sub(r"\W", "_", name).upper()) is not None
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Return whether a variable has a secret's name, or a URL with a password as its value."""
+    return is_secret(name) or _IN_URL.search(value) is not None
+
+
+class Mask:
+    """A mask for the secrets of an environment, values with a secret's name, URLs' passwords."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        found = {value for name, value in env.items() if is_secret(name)}
+        secrets = sorted((each for each in found if len(each) >= _MIN_LENGTH), key=len)
+        longest_first = "|".join(re.escape(each) for each in reversed(secrets))
+        self._secrets = re.compile(longest_first) if secrets else None
+
+    def text(self, text: str) -> str:
+        """Return the text with secrets masked: ``id=7,token=***``, ``https://ada:***@host``."""
+        if self._secrets is not None:
+            text = self._secrets.sub(MASK, text)
+        text = _IN_URL.sub(rf"\g<user>:{MASK}@", text)
+        return _PAIR.sub(_mask_pair, text)
+
+    def words(self, words: Iterable[str]) -> tuple[str, ...]:
+        """Return the words of a command line with secrets masked, also in ``--token VALUE``."""
+        shown: list[str] = []
+        before = ""
+        for word in words:
+            is_option = before.startswith("-") and "=" not in before
+            is_value = is_option and is_secret(before) and not word.startswith("-")
+            shown.append(MASK if is_value else self._word(word))
+            before = word
+        return tuple(shown)
+
+    def rows(self, rows: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+        """Return the (option, value, source) rows with secrets masked in the values."""
+        return tuple((option, self.text(value), source) for option, value, source in rows)
+
+    def _word(self, word: str) -> str:
+        name, equals, _ = word.partition("=")
+        return f"{name}={MASK}" if equals and is_secret(name) else self.text(word)
+
+
+def _mask_pair(pair: re.Match[str]) -> str:
+    return f"{pair['name']}={MASK}" if is_secret(pair["name"]) else pair[0]

@@ -14,8 +14,7 @@ from meshrun import __version__
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError
-from meshrun.host.printable import one_line
-from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.host.printable import MASK, Mask, is_secret, one_line
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest
 from meshrun.wording import count

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from meshrun.host import rank_variables as var
+from meshrun.host.printable import MASK, Mask, is_secret
 from meshrun.layout import Layout
-from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.rendezvous_options import STATIC

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.named_files import write_whole
+from meshrun.host.printable import Mask
 from meshrun.plan.choices import Format
-from meshrun.plan.masking import Mask
 from meshrun.plan.plan import LaunchPlan
 
 

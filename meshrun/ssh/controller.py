@@ -19,10 +19,9 @@ from meshrun.host.process_state import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
-from meshrun.ssh.connect import Connector, HostRetry, StoppedBySignal
+from meshrun.ssh.connect import Connector, HostPool, HostRetry, StoppedBySignal, suspend_foreground
 from meshrun.ssh.host_phases import ELASTIC, FIXED, ControllerPhase, HostPhase
 from meshrun.ssh.host_session import HostFailure, HostSession, lost_error
-from meshrun.ssh.pool import HostPool, suspend_foreground
 from meshrun.ssh.remote_command import devices_of, exported
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.signals import SignalQueue

@@ -16,7 +16,7 @@ from msgspec import Struct
 from meshrun.errors import PREEMPTED, RendezvousError, UsageError, exit_code_of
 from meshrun.host.interfaces import is_unspecified
 from meshrun.host.own_variables import SECRET
-from meshrun.plan.masking import holds_secret
+from meshrun.host.printable import holds_secret
 from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT
 from meshrun.submit.documents import Commented, apply_patches, render_yaml
 from meshrun.submit.job import Job

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from meshrun import __version__
 from meshrun.host.nvml import ask_driver, read_driver_version
+from meshrun.host.printable import Mask
 from meshrun.host.reactor import Reactor
 from meshrun.layout import format_derived
 from meshrun.layout.spec import format_mesh
 from meshrun.plan.group_options import format_group_options
-from meshrun.plan.masking import Mask
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_program import Program

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from meshrun.plan.masking import MASK, Mask, holds_secret, is_secret
+from meshrun.host.printable import MASK, Mask, holds_secret, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.plan_output import print_plan
 from tests.plans import TRAIN, plan_of
