@@ -135,7 +135,7 @@ def fake_nvml(
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
     """Launchers' ends of the channel between nodes; see ``tests.parties``."""
     check_phases(monkeypatch, Attempts, Connection, Coordinator, Participant)
-    made = Parties(Clock(monkeypatch))
+    made = Parties(Clock())
     try:
         yield made
     finally:

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import pytest
-
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
@@ -39,18 +37,12 @@ _News = TypeVar("_News")
 class Clock:
     """The monotonic clock of the parties; each of their turns takes 20 ms."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now_ns = 1_000 * S
-        self.ahead_ns = 0
-        """How far the clock of the party that has its turn is ahead."""
-        self.is_real = False
-        """Whether this is the machine's clock for now, as closing takes real time."""
-        real = time.monotonic_ns
-        monkeypatch.setattr(
-            time,
-            "monotonic_ns",
-            lambda: real() if self.is_real else self.now_ns + self.ahead_ns,
-        )
+
+    def __call__(self) -> int:
+        """Return the time, as a reactor's ``clock_ns``."""
+        return self.now_ns
 
     def pass_s(self, seconds: float) -> None:
         """Advance the clock, without a turn."""
@@ -62,7 +54,7 @@ class Party:
 
     def __init__(self, clock: Clock, *, ahead_ns: int = 0) -> None:
         self.clock, self.ahead_ns = clock, ahead_ns
-        self.reactor = Reactor()
+        self.reactor = Reactor(clock_ns=self.now_ns)
         self.notes: list[str] = []
         self.events: list[FromNodes] = []
         self.is_closed = False
@@ -71,17 +63,13 @@ class Party:
 
     def turn(self) -> None:
         """Do what is due."""
-        self.clock.ahead_ns = self.ahead_ns
         self.reactor.turn(most_s=0)
         self.events += self.hub.events
         self.hub.events.clear()
-        self.clock.ahead_ns = 0
 
     def send(self, message: Message) -> None:
         """Send a message on behalf of its launch."""
-        self.clock.ahead_ns = self.ahead_ns
         self.side.send(message)
-        self.clock.ahead_ns = 0
 
     def now_ns(self) -> int:
         """Return the time by its own clock."""
@@ -100,9 +88,7 @@ class Party:
         """Close everything, once."""
         if not self.is_closed:
             self.is_closed = True
-            self.clock.is_real = True
             self.side.close()
-            self.clock.is_real = False
             self.reactor.close()
 
 
@@ -151,7 +137,6 @@ class Parties:
     ) -> Party:  # fmt: skip
         """Add a node that connects to :attr:`port`."""
         party = Party(self.clock, ahead_ns=ahead_ns)
-        self.clock.ahead_ns = ahead_ns
         party.side = Participant(
             ThisNode(
                 config=self._config(nnodes, **changes),
@@ -161,7 +146,6 @@ class Parties:
             ),
             ("127.0.0.1",),
         )
-        self.clock.ahead_ns = 0
         self.all.append(party)
         return party
 

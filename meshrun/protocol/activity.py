@@ -1,8 +1,6 @@
-"""When ranks last made progress, on this and on other nodes; heartbeats carry it."""
+"""When ranks last made progress, on this and on other nodes; heartbeats carry it. Pure."""
 
 from __future__ import annotations
-
-import time
 
 from msgspec import Struct
 
@@ -13,18 +11,16 @@ class Activity(Struct):
     here_ns: int | None = None
     elsewhere_ns: int | None = None
 
-    def skip(self, lost_ns: int) -> None:
+    def skip(self, lost_ns: int, now_ns: int) -> None:
         """Exclude time in which this launcher could not measure."""
-        now_ns = time.monotonic_ns()
         if self.here_ns is not None:
             self.here_ns = min(now_ns, self.here_ns + lost_ns)
         if self.elsewhere_ns is not None:
             self.elsewhere_ns = min(now_ns, self.elsewhere_ns + lost_ns)
 
-    @property
-    def idle_s(self) -> float | None:
-        """How long the ranks of this node have made no progress."""
-        return idle_s_since(self.here_ns)
+    def idle_s(self, now_ns: int) -> float | None:
+        """Return how long the ranks of this node have made no progress."""
+        return idle_s_at(now_ns, self.here_ns)
 
 
 def latest(*times_ns: int | None) -> int | None:
@@ -32,6 +28,6 @@ def latest(*times_ns: int | None) -> int | None:
     return max((at for at in times_ns if at is not None), default=None)
 
 
-def idle_s_since(at_ns: int | None) -> float | None:
+def idle_s_at(now_ns: int, since_ns: int | None) -> float | None:
     """Return the seconds since a time."""
-    return None if at_ns is None else (time.monotonic_ns() - at_ns) / 1e9
+    return None if since_ns is None else (now_ns - since_ns) / 1e9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 from meshrun.errors import MeshrunError, RendezvousError
@@ -72,14 +71,14 @@ class Attempts:
         self._found = EndpointPhase.UNKNOWN
         self._deadline = self._since = self._hub.deadline(node.config.timeout_s)
         """How long all attempts may take, and how long it may be what was found."""
-        self._next = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
+        self._next = reactor.call_at(reactor.now_ns(), self._try, skips=False)
         self._end_of_wait = reactor.call_at(None, self._drop_without_answer, skips=False)
 
     def begin_again(self, lost: MeshrunError, why: str) -> None:
         """Return to a coordinator that was lost."""
         self._lost, self._why = lost, why
         self._deadline = self._hub.deadline(self._config.return_s)
-        self._next.move(time.monotonic_ns())
+        self._next.restart(0)
 
     def retry(self, why: str) -> None:
         """Try again, as the coordinator has closed the connection before this node took part."""
@@ -192,7 +191,7 @@ class Attempts:
         self._connection, self._is_redirected = None, True
         self._dialer.prefer(own)
         self._end_of_wait.cancel()
-        self._next.move(time.monotonic_ns())
+        self._next.restart(0)
 
     def _drop_without_answer(self) -> None:
         """End a connection whose other end does not answer like a launcher."""

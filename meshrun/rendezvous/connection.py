@@ -8,7 +8,6 @@ import random
 import socket
 import sys
 import termios
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
@@ -93,7 +92,7 @@ class Connection:
         """Whether one side has dropped the other for its silence."""
         self.handshake_error: HandshakeError | None = None
         """Why the peer does not belong to this launch, if it does not."""
-        self.began_ns = self.received_ns = time.monotonic_ns()
+        self._began_ns = self.received_ns = hub.now_ns()
         """When it was connected, and when the last message, or a good part of one, arrived, or it
         was reset."""
         self._idle_ns: int | None = None
@@ -103,7 +102,7 @@ class Connection:
         self._interval_ns = int(beat_s * 1e9)
         self._silent_ns = 2 * self._interval_ns
         """The silence after which the peer's state is unknown."""
-        self._next_beat_ns = self.began_ns
+        self._next_beat_ns = self._began_ns
         self._own_idle_s: float | None = None
         if beat_s > BEAT_S:  # spread them
             self._next_beat_ns += int(random.random() * self._interval_ns)  # noqa: S311 - no secret
@@ -145,12 +144,17 @@ class Connection:
             return True
 
     @property
+    def age_s(self) -> float:
+        """How long ago it was connected, in seconds."""
+        return (self._hub.now_ns() - self._began_ns) / 1e9
+
+    @property
     def active_ns(self) -> int | None:
         """When the ranks that the peer reports on last made progress, by our clock.
 
         The ranks of a silent launcher, which may be suspended, do not count as idle.
         """
-        now_ns = time.monotonic_ns()
+        now_ns = self._hub.now_ns()
         if self._idle_ns is not None:
             return max(self._idle_at_ns, now_ns - self._silent_ns) - self._idle_ns
         return now_ns if now_ns - self.received_ns > self._silent_ns else None
@@ -211,12 +215,12 @@ class Connection:
 
         Otherwise, a second launcher was started on that host.
         """
-        is_silent = time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
+        is_silent = self._hub.now_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
         return is_silent or self.phase is ConnectionPhase.INTERRUPTED
 
     def time_out_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
-        silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
+        silent_s = (self._hub.now_ns() - self.received_ns) / 1e9
         if self.phase is ConnectionPhase.INTERRUPTED and silent_s > _RESUME_S:
             return f"its connection was reset and not resumed within {_RESUME_S:g} s"
         if silent_s <= timeout_s:
@@ -232,7 +236,7 @@ class Connection:
             node_rank=node_rank,
             host=host,
             why=why,
-            at_ns=time.monotonic_ns(),
+            at_ns=self._hub.now_ns(),
             heard_ns=self.received_ns,
             is_silent=self.is_silent,
         )
@@ -246,7 +250,7 @@ class Connection:
         self._own_idle_s = idle_s
         if not self.is_open:
             return
-        now_ns = time.monotonic_ns()
+        now_ns = self._hub.now_ns()
         if self._interval_ns > BEAT_S * 1e9:
             if now_ns < self._next_beat_ns:
                 return
@@ -260,7 +264,7 @@ class Connection:
         self.send(Beat(at_ns=now_ns, echo_ns=echo_ns, idle_s=idle_s, received=received))
 
     def _take_beat(self, beat: Beat) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self._hub.now_ns()
         self._confirm(beat.received)
         if beat.idle_s is not None:
             self._idle_ns, self._idle_at_ns = int(beat.idle_s * 1e9), now_ns
@@ -275,7 +279,7 @@ class Connection:
         """Wait for the connection to be resumed, or close it if it cannot be."""
         if self.can_resume:
             self._release()
-            self.phase, self.received_ns = ConnectionPhase.INTERRUPTED, time.monotonic_ns()
+            self.phase, self.received_ns = ConnectionPhase.INTERRUPTED, self._hub.now_ns()
         else:
             self.close(why)
 
@@ -358,7 +362,7 @@ class Connection:
                 self.is_silent, self.can_resume = True, False
                 self._why = f"it dropped this node: {message.why}"
         if messages or len(received) >= _SEGMENT:
-            self.received_ns = time.monotonic_ns()
+            self.received_ns = self._hub.now_ns()
         return messages
 
     def _continue_handshake(self, line: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.layout import Layout
-from meshrun.protocol.activity import idle_s_since, latest
+from meshrun.protocol.activity import idle_s_at, latest
 from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
 from meshrun.protocol.generation import Cause, Withdraw
 from meshrun.protocol.result import Resize
@@ -126,7 +125,7 @@ class Coordinator:
         """Send heartbeats, and check whether nodes are silent or missing for too long."""
         activity, others = self._hub.activity, self._running.connections.values()
         activity.elsewhere_ns = latest(*(each.active_ns for each in others))
-        idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
+        idle_s = idle_s_at(self._hub.now_ns(), latest(activity.here_ns, activity.elsewhere_ns))
         for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
             if why := connection.time_out_if_silent(self._config.node_timeout_s):
@@ -261,7 +260,7 @@ class Coordinator:
         after = choice.layout if isinstance(choice, NodeChoice) else before
         if before is not None and after is not None and after.world_size > before.world_size:
             why = f"{host} joins: {describe_shapes(before, after)}"
-            self._end(why, change_of_nodes(why, time.monotonic_ns()))
+            self._end(why, change_of_nodes(why, self._hub.now_ns()))
         else:
             self._notify_spares()
 
@@ -287,7 +286,7 @@ class Coordinator:
 
     def _end(self, why: str, event: NodeLost | GenerationAborted) -> None:
         """End this generation on every node; ``event`` is for this node's launch."""
-        self._running.end(GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns()))
+        self._running.end(GenerationAborted(why=why, signum=0, at_ns=self._hub.now_ns()))
         self._hub.events.append(event)
 
     # ---- nodes that take part --------------------------------------------------------------
@@ -324,7 +323,7 @@ class Coordinator:
     def _continue(self) -> None:
         """Begin the next generation with the same nodes."""
         begin = NextBegins(
-            generation=self._generation, cause=self._causes[-1], at_ns=time.monotonic_ns()
+            generation=self._generation, cause=self._causes[-1], at_ns=self._hub.now_ns()
         )
         self._running.broadcast(begin)
         self._run_generation()

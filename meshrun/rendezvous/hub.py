@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,22 +25,18 @@ class Deadline:
 
     The owner asks for it in each heartbeat: a timer would have to be cancelled wherever the wait
     ends.
-
-    Args:
-        lost_ns: Returns how long this process has been suspended so far, which does not count.
     """
 
-    def __init__(self, timeout_s: float, lost_ns: Callable[[], int]) -> None:
-        self.timeout_s, self._lost_ns = timeout_s, lost_ns
-        self._began_ns = time.monotonic_ns()
-        self._lost_before_ns = lost_ns()
+    def __init__(self, timeout_s: float, hub: Hub) -> None:
+        self.timeout_s, self._hub = timeout_s, hub
+        self._began_ns, self._lost_before_ns = hub.now_ns(), hub.lost_ns
         self._next_note_ns = self._began_ns + int(FIRST_NOTE_S * 1e9)
 
     @property
     def waited_s(self) -> float:
         """How long the wait has lasted."""
-        lost_ns = self._lost_ns() - self._lost_before_ns
-        return (time.monotonic_ns() - self._began_ns - lost_ns) / 1e9
+        lost_ns = self._hub.lost_ns - self._lost_before_ns
+        return (self._hub.now_ns() - self._began_ns - lost_ns) / 1e9
 
     def __str__(self) -> str:
         """Return how long the wait has lasted, and may last: ``3 of 600 s``."""
@@ -54,7 +49,7 @@ class Deadline:
 
     def note_is_due(self) -> bool:
         """Return whether it is time to print a note; if so, schedule the next one."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._hub.now_ns()
         if now_ns < self._next_note_ns:
             return False
         self._next_note_ns = now_ns + int(NOTE_EVERY_S * 1e9)
@@ -71,20 +66,25 @@ class Hub:
         self.note = note
         self.events: deque[FromNodes] = deque()
         self.activity = Activity()
-        self._lost_ns = 0
+        self.lost_ns = 0
+        """How long this process has been suspended so far."""
         reactor.on_skip(self.skip)
+
+    def now_ns(self) -> int:
+        """Return the time by the reactor's clock."""
+        return self.reactor.now_ns()
 
     def skip(self, lost_ns: int) -> None:
         """Do not count time in which this launcher could not receive as the peers' silence."""
-        self._lost_ns += lost_ns
-        now_ns = time.monotonic_ns()
+        self.lost_ns += lost_ns
+        now_ns = self.now_ns()
         for connection in self.connections:
             connection.received_ns = min(now_ns, connection.received_ns + lost_ns)
 
     def fail(self, error: MeshrunError) -> None:
         """Queue the event that this node or the launch has failed to join."""
-        self.events.append(JoinFailed(error=error, at_ns=time.monotonic_ns()))
+        self.events.append(JoinFailed(error=error, at_ns=self.now_ns()))
 
     def deadline(self, timeout_s: float) -> Deadline:
         """Return a deadline that begins now, and does not count lost time."""
-        return Deadline(timeout_s, lambda: self._lost_ns)
+        return Deadline(timeout_s, self)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import zlib
 from itertools import chain
 from typing import Annotated
@@ -131,18 +130,19 @@ class Welcome(NodeAssignment, frozen=True, kw_only=True):
         if previous > MAX_RANKS:
             raise ValueError(f"a layout of {previous} ranks")
 
-    def joined(self, *, store_address: str, own_address: str) -> AllJoined:
+    def joined(self, *, store_address: str, own_address: str, at_ns: int) -> AllJoined:
         """Return the event for this node's launch.
 
         Args:
             store_address: The address at which this node reaches the coordinator.
             own_address: The address at which the coordinator reaches this node.
+            at_ns: The time.
         """
         return AllJoined(
             **{name: getattr(self, name) for name in NodeAssignment.__struct_fields__},
             store_address=store_address,
             own_address=own_address,
-            at_ns=time.monotonic_ns(),
+            at_ns=at_ns,
         )
 
     def check(self, info: Join, run_id: str | None) -> None:

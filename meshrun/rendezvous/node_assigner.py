@@ -91,7 +91,9 @@ class NodeAssigner:
             after = numbers[(rank + 1) % len(numbers)]
             next_node = ("", 0) if causes else self._port_of(after)  # tested already
             other.send_text(shared.encode(rank, *next_node), kept=False)
-        return own.joined(store_address=self._address, own_address=self._address)
+        return own.joined(
+            store_address=self._address, own_address=self._address, at_ns=self._hub.now_ns()
+        )
 
     def _port_of(self, number: int) -> tuple[str, int]:
         """Return a node's address and port for the test by the preceding node.

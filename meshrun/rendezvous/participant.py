@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec.structs import replace
 
 from meshrun.errors import MeshrunError, NodeLostError
@@ -96,7 +94,7 @@ class Participant:
         """Send a heartbeat, and check whether the coordinator is silent or missing for too long."""
         if self._connection is not None:
             self._hub.activity.elsewhere_ns = self._connection.active_ns
-            self._connection.beat(idle_s=self._hub.activity.idle_s)
+            self._connection.beat(idle_s=self._hub.activity.idle_s(self._hub.now_ns()))
             if why := self._connection.time_out_if_silent(self._config.node_timeout_s):
                 self._drop(self._connection, why)
         elif self._phase in _CONNECTS:  # while connected, node 0's join timeout applies
@@ -150,7 +148,7 @@ class Participant:
             self._enter(ParticipantPhase.LINGERING if has_failed else ParticipantPhase.OVER)
         elif isinstance(decision, NextBegins):
             self._enter(ParticipantPhase.RUNNING)
-        return replace(decision, at_ns=time.monotonic_ns())
+        return replace(decision, at_ns=self._hub.now_ns())
 
     def _welcome(self, connection: Connection, welcome: Welcome) -> None:
         try:
@@ -166,7 +164,9 @@ class Participant:
             self._reach.probe(after, address, welcome.next_port)
         self._hub.events.append(
             welcome.joined(
-                store_address=connection.their_address, own_address=connection.own_address
+                store_address=connection.their_address,
+                own_address=connection.own_address,
+                at_ns=self._hub.now_ns(),
             )
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 
 from meshrun.host.interfaces import address_of, interface_of
@@ -36,7 +35,7 @@ class Resumption:
         self._attempt: Connecting | None = None
         self._other: Connection | None = None
         reactor = node.hub.reactor
-        self._next_try = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
+        self._next_try = reactor.call_at(reactor.now_ns(), self._try, skips=False)
 
     def _try(self) -> None:
         self._stop()

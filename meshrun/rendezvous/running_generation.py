@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from meshrun.protocol.collectives import AskTimes
 from meshrun.protocol.events import (
     AllCleared,
@@ -101,7 +99,7 @@ class RunningGeneration:
             case Times():
                 clock = connection.clock
                 answers = [answer.shifted(-clock.ahead_ns) for answer in message.answers]
-                unsure_ns = clock.unsure_ns(time.monotonic_ns())
+                unsure_ns = clock.unsure_ns(self._hub.now_ns())
                 self._hub.events.append(
                     TimesReported(answers=answers, unsure_ns=unsure_ns, why=message.why)
                 )
@@ -117,7 +115,7 @@ class RunningGeneration:
             why=outcome.headline or "a rank failed",
             signum=outcome.signum,
             title=title,
-            at_ns=time.monotonic_ns(),
+            at_ns=self._hub.now_ns(),
         )
         if self.end(end, but=number) and number != OWN:
             self._hub.events.append(end)
@@ -137,7 +135,7 @@ class RunningGeneration:
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
             self.has_finished = True
-            self.broadcast(finished := OthersFinished(at_ns=time.monotonic_ns()))
+            self.broadcast(finished := OthersFinished(at_ns=self._hub.now_ns()))
             self._hub.events.append(finished)
 
     def advance(self) -> None:
@@ -145,7 +143,7 @@ class RunningGeneration:
         if self._are_all(self._cleared):
             self._cleared.discard(OWN)  # request it once
             outcomes = tuple(self.outcomes.values())
-            self._hub.events.append(AllCleared(outcomes=outcomes, at_ns=time.monotonic_ns()))
+            self._hub.events.append(AllCleared(outcomes=outcomes, at_ns=self._hub.now_ns()))
 
     def _are_all(self, numbers: set[int]) -> bool:
         """Return whether these are all nodes; lost ones may be among them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -74,7 +73,7 @@ class Unauthenticated:
     def check(self) -> None:
         """Close connections that do not authenticate in time; called at each heartbeat."""
         for connection in list(self._connections):
-            if _age_s(connection) > _PROOF_WITHIN_S:
+            if connection.age_s > _PROOF_WITHIN_S:
                 if connection.is_open and not connection.received:
                     who, what = connection.their_address, f"has connected, but {_NO_JOIN}"
                     self._report(who, what)
@@ -117,7 +116,7 @@ class Unauthenticated:
         crowd = max(self._by_origin.values(), key=len, default={})
         is_crowd = len(crowd) > _MOST_OF_ONE
         oldest = next(iter(crowd if is_crowd else self._connections), None)
-        if oldest is None or not (is_crowd or _age_s(oldest) > _YOUNG_S):
+        if oldest is None or not (is_crowd or oldest.age_s > _YOUNG_S):
             return False
         self._drop(oldest, "it did not identify itself, and others were waiting")
         return True
@@ -146,7 +145,7 @@ class Unauthenticated:
 
     def foreign_launchers(self, for_s: float) -> list[str]:
         """Return the addresses of launchers that have tried without the secret for ``for_s``."""
-        until_ns = time.monotonic_ns() - int(for_s * 1e9)
+        until_ns = self._hub.now_ns() - int(for_s * 1e9)
         return [
             address
             for address, (since_ns, count) in self._others.items()
@@ -164,7 +163,7 @@ class Unauthenticated:
         connection.close(why)
         if isinstance(connection.handshake_error, WrongSecretError):
             since_ns, count = self._others.get(
-                origin := _origin(connection), (time.monotonic_ns(), 0)
+                origin := _origin(connection), (self._hub.now_ns(), 0)
             )
             self._others[origin] = since_ns, count + 1
         if connection.handshake_error is not None:
@@ -190,10 +189,6 @@ class Unauthenticated:
 
 def _own_address(connection: socket.socket) -> str:
     return address_of(connection.getsockname()).removeprefix("::ffff:")
-
-
-def _age_s(connection: Connection) -> float:
-    return (time.monotonic_ns() - connection.began_ns) / 1e9
 
 
 def _origin(connection: Connection) -> str:

@@ -87,7 +87,7 @@ class Watchdog:
         self._active_ns = min(now_ns, self._active_ns + lost_ns)
         if self._checked_ns:
             self._checked_ns += lost_ns
-        self.activity.skip(lost_ns)
+        self.activity.skip(lost_ns, now_ns)
 
     def next_check_ns(self, state: State) -> int | None:
         """Return when the next check is due, or ``None``."""

@@ -39,13 +39,13 @@ def test_how_often_nodes_send_heartbeats(nnodes: int, timeout_s: float, expected
     assert beat_s(nnodes, timeout_s) == expected
 
 
-def test_a_long_message_that_is_arriving_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_message_that_is_arriving_is_no_silence() -> None:
     """A slow link may carry a traceback for longer than the node timeout."""
-    clock = Clock(monkeypatch)
+    clock = Clock()
     with listen_on("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
-    with Reactor() as reactor, closing(theirs):
+    with Reactor(clock_ns=clock) as reactor, closing(theirs):
         coordinator = Connection(ours, CoordinatorHandshake(SECRET), Hub(reactor, note=str))
         participant = ParticipantHandshake(SECRET)
         theirs.sendall(participant.answer(theirs.recv(4096)))
@@ -65,15 +65,13 @@ def test_a_long_message_that_is_arriving_is_no_silence(monkeypatch: pytest.Monke
     assert [type(each) for each in received] == [Waiting]
 
 
-def test_one_way_is_enough_where_heartbeats_are_rare(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_way_is_enough_where_heartbeats_are_rare() -> None:
     """Once a participant knows the coordinator's clock, it only answers heartbeats."""
-    clock = Clock(monkeypatch)
+    clock = Clock()
     with listen_on("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
-    reactor = Reactor()
+    reactor = Reactor(clock_ns=clock)
     hub = Hub(reactor, note=str)
     coordinator = Connection(ours, CoordinatorHandshake(SECRET), hub, beat_s=5)
     participant = Connection(theirs, ParticipantHandshake(SECRET), hub, beat_s=5)
