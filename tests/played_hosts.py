@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -198,8 +197,7 @@ class PlayedLaunch:
         self._now_s, self._turns = 1000.0, 0
         self.agents: list[PlayedAgent] = []
         self._wait = Reactor.wait
-        patch.setattr(time, "monotonic", lambda: self._now_s)
-        patch.setattr(time, "monotonic_ns", lambda: int(self._now_s * 1e9))
+        patch.setattr(connect, "Reactor", partial(Reactor, clock_ns=lambda: int(self._now_s * 1e9)))
         patch.setattr(subprocess, "Popen", self._start)
         patch.setattr(Reactor, "wait", lambda reactor, **_: self._turn(reactor))
         patch.setattr(connect, "Console", partial(Console, output, output))

@@ -127,6 +127,11 @@ class Reactor:
         """Return the time."""
         return time.monotonic_ns() if self._clock_ns is None else self._clock_ns()
 
+    @property
+    def now_s(self) -> float:
+        """The time in seconds."""
+        return self.now_ns() / 1e9
+
     # ---- descriptors -----------------------------------------------------------------------
 
     def add_reader(self, fileobj: int | HasFileno, call: Call) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -88,6 +87,8 @@ class Controller:
         """When the first host was lost."""
         self._stopped: StoppedBySignal | None = None
         """By the first signal that stopped the launch."""
+        self._stopped_s = 0.0
+        """When it arrived."""
         self._forwarded: set[int] = set()
         """Signals that were forwarded."""
         call_at = self._pool.reactor.call_at
@@ -133,7 +134,7 @@ class Controller:
         stopped = self._stopped
         if self._lost:
             # At the same moment, every process here received it, so ssh did too.
-            if stopped is not None and stopped.at_s < self._lost_s + _SAME_MOMENT_S:
+            if stopped is not None and self._stopped_s < self._lost_s + _SAME_MOMENT_S:
                 return stopped
             may_restart = self._phase is ControllerPhase.RESTARTING and stopped is None
             return lost_error(self._lost, may_restart=may_restart)
@@ -211,6 +212,7 @@ class Controller:
             if signum in self._request.stop_signals:
                 if self._stopped is None:
                     self._stopped = StoppedBySignal(signum)
+                    self._stopped_s = self._pool.reactor.now_s
                     # The first host passes it on to the others, unless it cannot.
                     limit_s = self._most_s_to_end
                     end = partial(self._enter, ControllerPhase.ENDING)
@@ -318,7 +320,7 @@ class Controller:
             self._console.note(f"host {why.host} was lost: {why.why}")
         session.close()
         if is_needed:
-            self._lost_s = self._lost_s or time.monotonic()
+            self._lost_s = self._lost_s or self._pool.reactor.now_s
             self._lost.append(why)
             is_running = self._phase is ControllerPhase.RUNNING
             self._enter(self._policy.after_loss if is_running else ControllerPhase.ENDING)

@@ -54,6 +54,18 @@ def test_few_modules_import_torch_or_rich() -> None:
     assert [file for file in importers("rich") if not file.startswith("report/")] == []
 
 
+def test_time_comes_from_the_reactor() -> None:
+    """Launchers and hosts take it from the reactor's clock, which tests replace."""
+    own_clock = re.compile(
+        "rendezvous/torch_.*"  # runs in a process of its own
+        "|ssh/host_session.py"  # waits for processes
+    )
+    rooms = ("lifecycle/", "rendezvous/", "ssh/")
+    read_it = [file for file in importers("time") if file.startswith(rooms)]
+
+    assert [file for file in read_it if not own_clock.fullmatch(file)] == []
+
+
 def importers(package: str) -> list[str]:
     """Return the files that import a package."""
     imports, folder = re.compile(rf"^ *(import|from) {package}\b", re.MULTILINE), ROOT / "meshrun"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,7 +77,7 @@ class Played:
         self._now_s = 1000.0
         self._launcher: PlayedLauncher | None = None
         self._wait = Reactor.wait
-        patch.setattr(time, "monotonic_ns", lambda: int(self._now_s * 1e9))
+        patch.setattr(agent, "Reactor", partial(Reactor, clock_ns=lambda: int(self._now_s * 1e9)))
         patch.setattr(Reactor, "wait", lambda reactor, **_: self._turn(reactor))
         patch.setattr(subprocess, "Popen", self._start)
         patch.setattr(agent, "send_signal", lambda _, signum: self.signals.append(signum))
