@@ -88,7 +88,7 @@ class Attempts:
         self._end_attempt(why)
 
     def check(self) -> None:
-        """Note how long the attempts take, and time out at the end; called at each heartbeat."""
+        """Note how long the attempts take, and time out at the end; called every second."""
         if self._deadline.is_over:
             self._time_out(f" within {self._deadline.timeout_s:.0f} s")
         elif self._deadline.note_is_due():

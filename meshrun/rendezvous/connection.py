@@ -102,10 +102,7 @@ class Connection:
         self._interval_ns = int(beat_s * 1e9)
         self._silent_ns = 2 * self._interval_ns
         """The silence after which the peer's state is unknown."""
-        self._next_beat_ns = self._began_ns
-        self._own_idle_s: float | None = None
-        if beat_s > BEAT_S:  # spread them
-            self._next_beat_ns += int(random.random() * self._interval_ns)  # noqa: S311 - no secret
+        self._beats = hub.reactor.call_at(None, self._beat, skips=False)
         hub.connections.add(self)
         if isinstance(handshake, CoordinatorHandshake):
             self._out.write(handshake.greeting)
@@ -180,7 +177,10 @@ class Connection:
             self._out.write(self._writer.frame(text))
 
     def receive(self) -> list[Message]:
-        """Return the messages that have arrived; :attr:`closed` may be set after that."""
+        """Return the messages that have arrived, without heartbeats.
+
+        :attr:`closed` may be set after that.
+        """
         messages: list[Message] = []
         while self.phase in _CONNECTED:
             try:
@@ -241,26 +241,29 @@ class Connection:
             is_silent=self.is_silent,
         )
 
-    def beat(self, *, idle_s: float | None = None) -> None:
-        """Send a heartbeat, if one is due.
+    def _beat(self) -> None:
+        """Send a heartbeat, and later the next one.
 
-        With a long interval, a participant that knows the coordinator's clock only answers its
-        heartbeats.
+        If they are rare, a participant that knows the coordinator's clock only answers those of the
+        coordinator.
         """
-        self._own_idle_s = idle_s
-        if not self.is_open:
-            return
-        now_ns = self._hub.now_ns()
-        if self._interval_ns > BEAT_S * 1e9:
-            if now_ns < self._next_beat_ns:
-                return
-            self._next_beat_ns = now_ns + self._interval_ns
-            if self.clock.is_known and isinstance(self._handshake, ParticipantHandshake):
-                return
-        self._send_beat(now_ns)
+        self._beat_after(self._interval_ns)
+        answers = self._are_rare and isinstance(self._handshake, ParticipantHandshake)
+        if self.is_open and not (answers and self.clock.is_known):
+            self._send_beat(self._hub.now_ns())
+
+    def _beat_after(self, wait_ns: int) -> None:
+        """Send the next heartbeat at a whole second, so that one turn sends many."""
+        at_ns = self._hub.now_ns() + wait_ns
+        self._beats.move(at_ns - at_ns % 1_000_000_000)
+
+    @property
+    def _are_rare(self) -> bool:
+        """Whether heartbeats have a long interval, as with thousands of nodes."""
+        return self._interval_ns > BEAT_S * 1e9
 
     def _send_beat(self, now_ns: int, echo_ns: int | None = None) -> None:
-        idle_s, received = self._own_idle_s, self.received
+        idle_s, received = self._hub.reported_idle_s, self.received
         self.send(Beat(at_ns=now_ns, echo_ns=echo_ns, idle_s=idle_s, received=received))
 
     def _take_beat(self, beat: Beat) -> None:
@@ -296,7 +299,7 @@ class Connection:
         self._socket, self._out = other._socket, other._out
         self._reader, self._writer = other._reader, other._writer
         self.received += other.received - 1  # all but its Resume or Resumed
-        self._hub.connections.discard(other)
+        other._leave_hub()
         self._reactor.remove(other)
         self.watch(self._on_ready)
         again, self._unconfirmed = self._unconfirmed, deque()
@@ -305,6 +308,10 @@ class Connection:
                 self.close("its connection was reset, and a message was lost")
                 return
             self.send_text(text)
+
+    def _leave_hub(self) -> None:
+        self._hub.connections.discard(self)
+        self._beats.cancel()
 
     def _confirm(self, received: int) -> None:
         while self._unconfirmed and self._confirmed < received:
@@ -337,7 +344,7 @@ class Connection:
     def close(self, why: str) -> None:
         """Close the connection; the first reason counts."""
         if self.phase is not ConnectionPhase.CLOSED:
-            self._hub.connections.discard(self)
+            self._leave_hub()
             self._release()
             self.phase, self._why = ConnectionPhase.CLOSED, why
 
@@ -352,16 +359,18 @@ class Connection:
             self._line, received = bytearray(), bytes(rest)
             self._continue_handshake(bytes(line))
         messages: list[Message] = []
-        for text in self._reader.feed(received):
-            messages.append(message := decode(text, self.clock.ahead_ns))
+        texts = self._reader.feed(received)
+        for text in texts:
+            message = decode(text, self.clock.ahead_ns)
             if isinstance(message, Beat):
                 self._take_beat(message)
                 continue
+            messages.append(message)
             self.received += 1
             if isinstance(message, Disconnect):
                 self.is_silent, self.can_resume = True, False
                 self._why = f"it dropped this node: {message.why}"
-        if messages or len(received) >= _SEGMENT:
+        if texts or len(received) >= _SEGMENT:
             self.received_ns = self._hub.now_ns()
         return messages
 
@@ -381,6 +390,8 @@ class Connection:
         waiting, self._waiting = self._waiting, []
         for message in waiting:
             self.send(message)
+        spread_ns = int(random.random() * self._interval_ns)  # noqa: S311 - no secret
+        self._beat_after(spread_ns if self._are_rare else 0)
 
 
 def beat_s(nnodes: int, node_timeout_s: float) -> float:

@@ -15,8 +15,9 @@ from meshrun.protocol.activity import idle_s_at, latest
 from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
 from meshrun.protocol.generation import Cause, Withdraw
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
+from meshrun.rendezvous.connection import Connection, close_gracefully, send_all
 from meshrun.rendezvous.expected_nodes import check_settings, note_different_arguments
+from meshrun.rendezvous.hub import CHECK_EVERY_S
 from meshrun.rendezvous.membership import Membership, NodeChoice, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,
@@ -74,7 +75,7 @@ class Coordinator:
         self._phase = CoordinatorPhase.AWAITING_NODES
         self._deadline = hub.deadline(config.return_s)
         """How long to gather nodes."""
-        self._beats = hub.reactor.every(BEAT_S, self._beat)
+        self._checks = hub.reactor.every(CHECK_EVERY_S, self._check)
         self._connections = dict(connections)
         """Those to all other nodes; the running generation has those to its nodes."""
         for number, connection in connections.items():
@@ -121,13 +122,14 @@ class Coordinator:
 
     # ---- time ------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        """Send heartbeats, and check whether nodes are silent or missing for too long."""
+    def _check(self) -> None:
+        """Check whether nodes are silent or missing for too long."""
         activity, others = self._hub.activity, self._running.connections.values()
         activity.elsewhere_ns = latest(*(each.active_ns for each in others))
-        idle_s = idle_s_at(self._hub.now_ns(), latest(activity.here_ns, activity.elsewhere_ns))
+        self._hub.reported_idle_s = idle_s_at(
+            self._hub.now_ns(), latest(activity.here_ns, activity.elsewhere_ns)
+        )
         for number, connection in list(self._connections.items()):
-            connection.beat(idle_s=idle_s)
             if why := connection.time_out_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
@@ -374,7 +376,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Close all connections, once the other nodes have read everything."""
-        self._beats.cancel()
+        self._checks.cancel()
         self._unauthenticated.close("the launch has ended")
         self._listener.close()
         close_gracefully(self._connections.values())

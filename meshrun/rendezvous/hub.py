@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RETRY_S = 0.5
 """How long to wait after a failed attempt."""
+CHECK_EVERY_S = 1.0
+"""How often a launcher checks whether nodes are silent or missing for too long."""
 FIRST_NOTE_S, NOTE_EVERY_S = 3.0, 5.0
 """When the first note about a wait is printed, and how often after that."""
 
@@ -23,7 +25,7 @@ FIRST_NOTE_S, NOTE_EVERY_S = 3.0, 5.0
 class Deadline:
     """A time limit that begins now.
 
-    The owner asks for it in each heartbeat: a timer would have to be cancelled wherever the wait
+    The owner asks for it in each check: a timer would have to be cancelled wherever the wait
     ends.
     """
 
@@ -66,6 +68,9 @@ class Hub:
         self.note = note
         self.events: deque[FromNodes] = deque()
         self.activity = Activity()
+        self.reported_idle_s: float | None = None
+        """How long the ranks that this launcher reports on have made no progress, for heartbeats;
+        ``None`` if it does not know."""
         self.lost_ns = 0
         """How long this process has been suspended so far."""
         reactor.on_skip(self.skip)

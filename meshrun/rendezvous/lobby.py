@@ -13,11 +13,11 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.generation import Withdraw
-from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
+from meshrun.rendezvous.connection import Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooManyNodesError, list_names
-from meshrun.rendezvous.hub import Deadline
+from meshrun.rendezvous.hub import CHECK_EVERY_S, Deadline
 from meshrun.rendezvous.messages import Join, Message, Rejected, Waiting
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -62,7 +62,7 @@ class Lobby:
         self._deadline = self._hub.deadline(config.timeout_s)
         self._last_call: Deadline | None = None
         """How long more nodes may still join, once enough have."""
-        self._beats = hub.reactor.every(BEAT_S, self._beat)
+        self._checks = hub.reactor.every(CHECK_EVERY_S, self._check)
         self._failure: MeshrunError | None = None
         self._left_to_notify = config.nnodes - 1
         """How many nodes have not been notified of the failure."""
@@ -83,14 +83,13 @@ class Lobby:
         """Whether all nodes have been notified of the failure."""
         return self._left_to_notify <= 0
 
-    def _beat(self) -> None:
-        """Send heartbeats, and check whether nodes are silent or missing for too long."""
+    def _check(self) -> None:
+        """Check whether nodes are silent or missing for too long."""
         if self._duplicate is not None and (error := self._duplicate.rejection()) is not None:
             self._stop_probing()
             self._fail(error)
         self._unauthenticated.check()
         for number, connection in list(self._connections.items()):
-            connection.beat()
             if why := connection.time_out_if_silent(self._config.node_timeout_s):
                 self._drop(number, why)
         if self._failure is None:
@@ -247,7 +246,7 @@ class Lobby:
         for number in list(self._connections):
             self._drop(number, "all nodes have joined")
         self._unauthenticated.close("all nodes have joined")
-        self._beats.cancel()
+        self._checks.cancel()
         self._stop_probing()
         self._hand_over(
             Coordinator(
@@ -278,7 +277,7 @@ class Lobby:
 
     def close(self) -> None:
         """Notify the nodes that have joined, and close all connections."""
-        self._beats.cancel()
+        self._checks.cancel()
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch has ended", self._failure)

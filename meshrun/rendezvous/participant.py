@@ -15,7 +15,8 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.attempts import Attempts
-from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
+from meshrun.rendezvous.connection import Connection, close_gracefully
+from meshrun.rendezvous.hub import CHECK_EVERY_S
 from meshrun.rendezvous.messages import (
     Cleared,
     Decision,
@@ -57,7 +58,7 @@ class Participant:
         """Why the last connection was lost."""
         self._withdrawal: Withdraw | None = None
         self._reach: Reachability | None = None
-        self._beats = node.hub.reactor.every(BEAT_S, self._beat)
+        self._checks = node.hub.reactor.every(CHECK_EVERY_S, self._check)
 
     # ---- messages of this node -------------------------------------------------------------
 
@@ -90,11 +91,11 @@ class Participant:
         if self._connection is not None:
             self._connection.can_resume = self._phase in (*_TAKES_PART, ParticipantPhase.SPARE)
 
-    def _beat(self) -> None:
-        """Send a heartbeat, and check whether the coordinator is silent or missing for too long."""
+    def _check(self) -> None:
+        """Check whether the coordinator is silent or missing for too long."""
         if self._connection is not None:
             self._hub.activity.elsewhere_ns = self._connection.active_ns
-            self._connection.beat(idle_s=self._hub.activity.idle_s(self._hub.now_ns()))
+            self._hub.reported_idle_s = self._hub.activity.idle_s(self._hub.now_ns())
             if why := self._connection.time_out_if_silent(self._config.node_timeout_s):
                 self._drop(self._connection, why)
         elif self._phase in _CONNECTS:  # while connected, node 0's join timeout applies
@@ -213,7 +214,7 @@ class Participant:
 
     def close(self) -> None:
         """Close the connection to the coordinator: after a failure, once that has closed it."""
-        self._beats.cancel()
+        self._checks.cancel()
         self._attempts.close()
         self._end_resumption()
         if self._reach is not None:

@@ -12,7 +12,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake, WrongSecretError
-from meshrun.rendezvous.messages import Beat, Disconnect, Message, Rejected
+from meshrun.rendezvous.messages import Disconnect, Message, Rejected
 from meshrun.rendezvous.this_node import ThisNode
 
 _PROOF_WITHIN_S = 10.0
@@ -71,7 +71,7 @@ class Unauthenticated:
         self._hub.reactor.remove(self._listener)
 
     def check(self) -> None:
-        """Close connections that do not authenticate in time; called at each heartbeat."""
+        """Close connections that do not authenticate in time; called every second."""
         for connection in list(self._connections):
             if connection.age_s > _PROOF_WITHIN_S:
                 if connection.is_open and not connection.received:
@@ -126,10 +126,7 @@ class Unauthenticated:
         connection.watch(partial(self._on_ready, connection))
 
     def _on_ready(self, connection: Connection) -> None:
-        messages: list[Message] = [
-            each for each in connection.receive() if not isinstance(each, Beat)
-        ]
-        if messages:
+        if messages := connection.receive():
             self._remove(connection)
             self.unheard.pop(_origin(connection), None)
             self._on_join(connection, messages)

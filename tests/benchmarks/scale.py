@@ -53,6 +53,7 @@ class Participants:
         self.numbers, self._port = numbers, port
         self.reactor = Reactor()
         self._hub = Hub(self.reactor, print)
+        self._hub.reported_idle_s = 0.0
         self._every_s = beat_s(nodes, _NODE_TIMEOUT_S)
         self.received: dict[str, set[int]] = {}
         self.connections: dict[int, Connection] = {}
@@ -85,10 +86,6 @@ class Participants:
             self.reconnects += 1
             self.reactor.call_later(_RETRY_S, partial(self._connect, number))
 
-    def beat(self) -> None:
-        for link in self.connections.values():
-            link.beat(idle_s=0.0)
-
     def wait_for(self, name: str) -> None:
         everyone = len(self.numbers)
         self.reactor.run_until(lambda: len(self.received.get(name, ())) >= everyone)
@@ -115,7 +112,6 @@ def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None
     pipe.recv()
     played.connect_all()
     pipe.send(time.monotonic())
-    played.reactor.every(1.0, played.beat)
     played.wait_for("Welcome")
     pipe.send((time.monotonic(), played.reconnects))
     while (order := _order(pipe, played.reactor)) != "end":

@@ -14,7 +14,7 @@ from meshrun.rendezvous.connection import Connection, beat_s
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.hub import Hub
-from meshrun.rendezvous.messages import Beat, Message, Waiting, encode
+from meshrun.rendezvous.messages import Beat, Waiting, encode
 from tests.kit import wait_until
 from tests.parties import SECRET, Clock
 
@@ -65,36 +65,42 @@ def test_a_long_message_that_is_arriving_is_no_silence() -> None:
     assert [type(each) for each in received] == [Waiting]
 
 
-def test_one_way_is_enough_where_heartbeats_are_rare() -> None:
+def test_one_way_is_enough_where_heartbeats_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a participant knows the coordinator's clock, it only answers heartbeats."""
     clock = Clock()
     with listen_on("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
     reactor = Reactor(clock_ns=clock)
-    hub = Hub(reactor, note=str)
-    coordinator = Connection(ours, CoordinatorHandshake(SECRET), hub, beat_s=5)
-    participant = Connection(theirs, ParticipantHandshake(SECRET), hub, beat_s=5)
-    received: dict[Connection, list[Message]] = {coordinator: [], participant: []}
-    for second in range(60):
+    hubs = [Hub(reactor, note=str) for _ in range(2)]
+    coordinator = Connection(ours, CoordinatorHandshake(SECRET), hubs[0], beat_s=5)
+    participant = Connection(theirs, ParticipantHandshake(SECRET), hubs[1], beat_s=5)
+    hubs[1].reported_idle_s = 3.0
+    received: dict[Connection, list[Beat]] = {coordinator: [], participant: []}
+    take_beat = Connection._take_beat
+
+    def record(connection: Connection, beat: Beat) -> None:
+        received[connection].append(beat)
+        take_beat(connection, beat)
+
+    monkeypatch.setattr(Connection, "_take_beat", record)
+    for _ in range(60):
         for each in (coordinator, participant):
-            if second:
-                each.beat(idle_s=3.0 if each is participant else None)
-            received[each] += each.receive()
+            assert each.receive() == []
         clock.pass_s(1)
+        reactor.call_due()
     own = {
-        each: [beat for beat in beats if isinstance(beat, Beat) and beat.echo_ns is None]
-        for each, beats in received.items()
+        each: [beat for beat in beats if beat.echo_ns is None] for each, beats in received.items()
     }
 
     assert 10 <= len(own[participant]) <= 13  # from the coordinator, one every five seconds
     assert 2 <= len(own[coordinator]) <= 4
     assert (coordinator.closed, participant.closed) == (None, None)
-    echo = received[coordinator][-1]
-    assert isinstance(echo, Beat)
-    assert echo.idle_s == 3.0  # carried by the answer, as there is no heartbeat
+    assert (
+        received[coordinator][-1].idle_s == 3.0
+    )  # carried by the answer, as there is no heartbeat
     for each in (coordinator, participant):
         each.close("done")
     assert not reactor.watched
-    assert not hub.connections
+    assert not any(hub.connections for hub in hubs)
     reactor.close()

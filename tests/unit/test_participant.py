@@ -301,9 +301,8 @@ def test_what_answered_before_the_coordinator_is_forgotten(
 def test_a_suspended_coordinator_is_waited_for(parties: Parties, other: socket.socket) -> None:
     """Its kernel accepts connections; a node that was in its launch does not give up meanwhile."""
     participant = parties.participant(info("node1"), least_nodes=1, node_timeout_s=5.0)
-    coordinator = Connection(
-        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
-    )
+    suspended = Party(parties.clock)  # which takes no turns
+    coordinator = Connection(accepted(parties, other), CoordinatorHandshake(SECRET), suspended.hub)
     coordinator.send(SPARE)
     parties.until(lambda: coordinator.receive() or SPARE.text in participant.notes)
     for _ in range(2):
@@ -313,6 +312,7 @@ def test_a_suspended_coordinator_is_waited_for(parties: Parties, other: socket.s
     with closing(accepted(parties, other)):
         assert not participant.received(JoinFailed)
     coordinator.close("the test is over")
+    suspended.reactor.close()
 
 
 @pytest.mark.parametrize("late", [welcome(), NEXT], ids=["Welcome", "NextBegins"])
@@ -729,7 +729,6 @@ def live(parties: Parties, choose: Callable[[ParticipantPhase], Any]) -> Partici
             parties.pass_s(1)
             if coordinator is not None:
                 coordinator.receive()
-                coordinator.beat()
         if coordinator is not None:
             coordinator.close("the test is over")
         parties.remove(participant)
