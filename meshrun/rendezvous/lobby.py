@@ -7,23 +7,55 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
+from meshrun.protocol.events import JoinFailed
 from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.connection import Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
-from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooManyNodesError, list_names
-from meshrun.rendezvous.hub import CHECK_EVERY_S, Deadline
+from meshrun.rendezvous.hub import CHECK_EVERY_S, Deadline, Hub
 from meshrun.rendezvous.messages import Join, Message, Rejected, Waiting
+from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _OTHER_LAUNCH_S = 5.0
 """After this long, launchers that cannot join are assumed to be the missing nodes."""
+_ANSWER_TAKES_S = 3600.0
+"""How long a second node 0 is looked for after the join timeout: the lobby times out first, with a
+better error."""
+
+
+class DuplicateCoordinator:
+    """Detects a second node 0 by probing an endpoint that is not an address of this machine.
+
+    It connects to the endpoint like a participant until it gets an answer. That may come from
+    this node itself, behind a translated address or that of a service; the lobby then recognizes
+    its own message. Failed attempts print nothing, as most endpoints never answer.
+    """
+
+    def __init__(self, node: ThisNode) -> None:
+        self._hub = Hub(node.hub.reactor, note=lambda _: None)
+        longer_s = node.config.timeout_s + _ANSWER_TAKES_S
+        config = replace(node.config, timeout_s=longer_s)
+        self._participant = Participant(replace(node, config=config, hub=self._hub))
+
+    def rejection(self) -> MeshrunError | None:
+        """Return the rejection by another node 0, if there is one."""
+        while self._hub.events:
+            if isinstance(news := self._hub.events.popleft(), JoinFailed):
+                return news.error
+        return None
+
+    def close(self) -> None:
+        """Stop probing."""
+        self._participant.close()
 
 
 class Lobby:

@@ -34,9 +34,8 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
-from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.endpoint import Endpoint, endpoint_here
-from meshrun.rendezvous.lobby import Lobby
+from meshrun.rendezvous.lobby import DuplicateCoordinator, Lobby
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import NameResolver

@@ -28,9 +28,9 @@ from meshrun.rendezvous.expected_nodes import PROGRAM, PROGRAM_FILE
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import Join
+from meshrun.rendezvous.node_assigner import addresses_to_name
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
-from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import NodeLink
 from meshrun.supervisor.program_file import digest_program

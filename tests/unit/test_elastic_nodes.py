@@ -122,7 +122,7 @@ def test_a_lost_address_of_the_first_node_is_reported(
     def listen(addresses: Iterable[str], on: str) -> NoReturn:
         raise UsageError(f"cannot listen on `{on}` port 0", hint="on one node")
 
-    monkeypatch.setattr("meshrun.rendezvous.store_access.listen_for", listen)
+    monkeypatch.setattr("meshrun.rendezvous.node_assigner.listen_for", listen)
     newcomer(parties, "node2")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)

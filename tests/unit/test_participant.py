@@ -415,7 +415,7 @@ def test_an_address_of_this_machine_that_came_late_is_reported(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher looks for node 0; only a new one on this machine would be it."""
-    monkeypatch.setattr("meshrun.rendezvous.dialer.is_loopback", lambda _: False)
+    monkeypatch.setattr("meshrun.rendezvous.attempts.is_loopback", lambda _: False)
     with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=60.0)
         parties.until(lambda: cast("Participant", participant.side)._attempts._dialer.own)
