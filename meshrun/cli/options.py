@@ -14,23 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
-from meshrun.plan.choices import (
-    FORMATS,
-    JOB_SCHEDULERS,
-    NUMA_BINDINGS,
-    PLACES,
-    SHELLS,
-    STARTERS_OF_SCHEDULERS,
-    STOP_SIGNALS,
-    AnyStartMethod,
-    ExitCodes,
-    Format,
-    LogFormat,
-    MeshInit,
-    NumaBinding,
-    Prefix,
-    ShownNodes,
-)
+from meshrun.plan import choices
 from meshrun.plan.device import COUNTED, check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
@@ -132,7 +116,7 @@ class Options(ParsedOptions):
     domain_size = Option(parse.positive, None, "N", MESH,
         "Number of consecutive nodes that share an NVLink domain, such as `18`.",
         unset="what the nodes report", details="The last domain may have fewer.")
-    place: Option[Place] = OneOf(PLACES, MESH,
+    place: Option[Place] = OneOf(choices.PLACES, MESH,
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` and "
         "`--intra-domain` hold.")
     backend = Repeated(parse.joined, "[DIM=]NAME", MESH,
@@ -147,7 +131,7 @@ class Options(ParsedOptions):
     pg_opt = Repeated(parse.joined, "DIM:K=V", MESH,
         "Backend option for the groups of a dim, such as `tp:is_high_priority_stream=1`. "
         "Repeatable.", details="Commas separate several: `DIM:K=V,K=V`.")
-    mesh_init = OneOf[MeshInit](get_args(MeshInit), MESH,
+    mesh_init = OneOf[choices.MeshInit](get_args(choices.MeshInit), MESH,
         "Build the mesh before the program's first line, or (`lazy`) at its first "
         "`current_mesh()`.", details="All ranks must reach that call. `lazy` is for programs that "
         "set `NCCL_*` variables themselves.")
@@ -165,8 +149,8 @@ class Options(ParsedOptions):
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
         brief="Number of nodes, or a range of them")
-    numa_binding = OneOf[NumaBinding | None](NUMA_BINDINGS, WORKERS,
-        f"Bind each rank to the cores near its device: {either(_code(NUMA_BINDINGS))}.",
+    numa_binding = OneOf[choices.NumaBinding | None](choices.NUMA_BINDINGS, WORKERS,
+        f"Bind each rank to the cores near its device: {either(_code(choices.NUMA_BINDINGS))}.",
         family=PET, details="Uses the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.",
@@ -208,7 +192,7 @@ class Options(ParsedOptions):
     launcher = Option(parse.as_written, None, "NAME", HOSTS,
         "How to start launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
         "plugin.", unset="what the scheduler has, else `ssh`",
-        suggested=("ssh", *STARTERS_OF_SCHEDULERS),
+        suggested=("ssh", *choices.STARTERS_OF_SCHEDULERS),
         details="A plugin is an entry point of [`meshrun.launchers`](../how-to/plugins.md).")
     connect_timeout = Option(parse_seconds, 10.0, "TIME", HOSTS,
         "How long to wait for a host to answer.")
@@ -239,7 +223,7 @@ class Options(ParsedOptions):
         "End a warm server after it has been idle for this long.")
     warm_status = Switch(PROGRAM, "List your warm servers and exit.", family="")
     warm_stop = Switch(PROGRAM, "End your warm servers and exit; runs continue.", family="")
-    start_method = OneOf[AnyStartMethod | None](get_args(AnyStartMethod), PROGRAM,
+    start_method = OneOf[choices.AnyStartMethod | None](get_args(choices.AnyStartMethod), PROGRAM,
         "Fork ranks from one process per node that has imported torch, or (`exec`) start "
         "a fresh interpreter for each.", unset="`fork`", family=PET,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
@@ -264,7 +248,7 @@ class Options(ParsedOptions):
         "start, and exit without starting anything.", family="",
         details="See [other schedulers](../how-to/other-schedulers.md#find-out-what-is-detected). "
         "No program is needed; `--format json` prints JSON.")
-    format = OneOf[Format](FORMATS, PREVIEW,
+    format = OneOf[choices.Format](choices.FORMATS, PREVIEW,
         "Format of the plan, or of what `--check` found. `svg` draws the layout.", details="See "
         "[the JSON schema](plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
     output = Option(parse.as_written, None, "FILE", PREVIEW,
@@ -281,12 +265,12 @@ class Options(ParsedOptions):
         "Show every worker, even in a plan of more than 64 ranks.")
 
     submit = Option(parse.as_written, None, "SCHEDULER", SUBMIT,
-        f"Submit this launch as a job to {either(_code(JOB_SCHEDULERS))}, or run it on nodes of a "
-        "`ray` cluster. With `--dry-run`, print the job instead.", family="",
+        f"Submit this launch as a job to {either(_code(choices.JOB_SCHEDULERS))}, or run it on "
+        "nodes of a `ray` cluster. With `--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.",
         brief="Submit a job: slurm, kubernetes, ...",
-        suggested=(*JOB_SCHEDULERS, "ray"))
+        suggested=(*choices.JOB_SCHEDULERS, "ray"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="One value may hold several: `'-p gpu -t 4:00:00'`. For Ray, [what each node needs]"
@@ -308,13 +292,13 @@ class Options(ParsedOptions):
     collapse = Switch(OUTPUT,
         "Print identical lines from several ranks once.",
         details="Each such line is labeled with the ranks and their number.")
-    prefix = OneOf[Prefix](get_args(Prefix), OUTPUT,
+    prefix = OneOf[choices.Prefix](get_args(choices.Prefix), OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
         "nothing.", details="torchrun prints nothing, or `[default0]:` where "
         "output is teed. See [logs](logs.md#the-prefix-of-a-line).")
     no_prefix = Switch(OUTPUT,
         "Same as `--prefix none`.")
-    console = OneOf[ShownNodes](get_args(ShownNodes), OUTPUT,
+    console = OneOf[choices.ShownNodes](get_args(choices.ShownNodes), OUTPUT,
         "Which nodes print the output of their ranks.",
         details="Messages and errors are always printed. See [several nodes]"
         "(../how-to/several-nodes.md).")
@@ -341,7 +325,7 @@ class Options(ParsedOptions):
     events = Option(parse.as_written, None, "FILE", OUTPUT,
         "Append an event per line to this file as it happens, as JSON; `-` is stdout.",
         details="See [the schema](../how-to/metrics.md#events).")
-    log_format = OneOf[LogFormat](get_args(LogFormat), OUTPUT,
+    log_format = OneOf[choices.LogFormat](get_args(choices.LogFormat), OUTPUT,
         "Print lines as they are, or each as a JSON object.",
         details="Each object has the time, the rank and its stream. See "
         "[lines as JSON](../how-to/metrics.md#lines-as-json).")
@@ -395,10 +379,10 @@ class Options(ParsedOptions):
         suggested=("USR1", "USR2", "HUP"))
     signals_to_handle = Option(parse_signals, None, "A,B", FAILURES,
         "Signals that end the launch and are forwarded to the ranks.",
-        unset=f"`{','.join(signum.name for signum in STOP_SIGNALS)}`", family=PET,
+        unset=f"`{','.join(signum.name for signum in choices.STOP_SIGNALS)}`", family=PET,
         details="If given, this includes signals that were ignored when meshrun started. Unknown "
         "names are reported and ignored.")
-    exit_code = OneOf[ExitCodes](get_args(ExitCodes), FAILURES,
+    exit_code = OneOf[choices.ExitCodes](get_args(choices.ExitCodes), FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
         details="See [exit codes](exit-codes.md).")
     node_history = Option(parse.as_written, None, "FILE", FAILURES,
@@ -486,8 +470,8 @@ class Options(ParsedOptions):
     use_env = Switch(ACCEPTED,
         "For `torch.distributed.launch`; ranks always have `LOCAL_RANK`.", family="")
 
-    print_completion = OneOf[str | None](SHELLS, OTHER,
-        f"Print a completion script for {either(_code(SHELLS))}.", family="",
+    print_completion = OneOf[str | None](choices.SHELLS, OTHER,
+        f"Print a completion script for {either(_code(choices.SHELLS))}.", family="",
         default=None, metavar="SHELL")
     install_completion = Switch(OTHER,
         "Install completion for the shell that runs this: bash, zsh or fish.", family="",

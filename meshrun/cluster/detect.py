@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from meshrun.cluster import job_shell, kubernetes, mpi, platforms, slurm
+from meshrun.cluster import job_shell, mpi, platforms, slurm
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.errors import UsageError
 from meshrun.host.host_names import place_of
@@ -32,12 +32,12 @@ DETECTORS: tuple[Detector, ...] = (
     platforms.detect_azure_ml,
     platforms.detect_vertex,
     platforms.detect_determined,
-    kubernetes.detect_trainer,
-    kubernetes.detect_pytorch_job,
-    kubernetes.detect_volcano,
-    kubernetes.detect_tpu,
-    kubernetes.detect_leader_worker_set,
-    kubernetes.detect_indexed_job,
+    platforms.detect_trainer,
+    platforms.detect_pytorch_job,
+    platforms.detect_volcano,
+    platforms.detect_tpu,
+    platforms.detect_leader_worker_set,
+    platforms.detect_indexed_job,
     platforms.detect_aws_batch,
     slurm.detect_shell,
     job_shell.detect_lsf,

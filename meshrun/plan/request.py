@@ -10,14 +10,7 @@ from msgspec.structs import replace
 from meshrun.layout import Flatten, View
 from meshrun.layout.placing import Place
 from meshrun.layout.spec import MeshSpec
-from meshrun.plan.choices import (
-    ExitCodes,
-    MeshInit,
-    NumaBinding,
-    Prefix,
-    ShownNodes,
-    StartMethod,
-)
+from meshrun.plan import choices
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
@@ -143,7 +136,7 @@ class LogRequest(Struct, frozen=True, kw_only=True):
 class ConsoleRequest(Struct, frozen=True, kw_only=True):
     """Which of the ranks' output is printed, and how."""
 
-    prefix: Prefix
+    prefix: choices.Prefix
     """The prefix of each line: a coordinate, torchrun's prefix, or nothing."""
     template: str | None = None
     """A template of the prefix with fields such as ``${rank}``: see ``TEMPLATE_FIELDS``."""
@@ -151,7 +144,7 @@ class ConsoleRequest(Struct, frozen=True, kw_only=True):
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
-    nodes: ShownNodes
+    nodes: choices.ShownNodes
     """The nodes that print lines of their ranks."""
     verbose: bool = False
     """Whether to print which sockets listen."""
@@ -185,8 +178,8 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] | None = None
     """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
     groups: GroupOptions = GroupOptions()
-    mesh_init: MeshInit
-    start_method: StartMethod | None = None
+    mesh_init: choices.MeshInit
+    start_method: choices.StartMethod | None = None
     shutdown_timeout_s: float
     start_timeout_s: float
     """How long ranks may take to start the program before meshrun reports where they are; 0 for
@@ -203,7 +196,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     gpu_memory_wait: GpuMemoryWait | None = None
     """How long a restart waits for GPU memory to be freed; ``None`` not to wait."""
     virtual_local_rank: bool = False
-    numa_binding: NumaBinding | None = None
+    numa_binding: choices.NumaBinding | None = None
     check_gpus: bool = False
     """Whether to check the health of GPUs before ranks start on them."""
     check_first: tuple[str, ...] = ()
@@ -224,7 +217,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     """How often to show it; ``None`` for an interval that suits the output."""
     debug_rank: str | None = None
     """The rank that gets the terminal: a number, or conditions as for ``--show``."""
-    exit_codes: ExitCodes
+    exit_codes: choices.ExitCodes
     event_log_handler: str
     events: str | None = None
     """The file to append events to, or ``-``."""

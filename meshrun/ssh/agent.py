@@ -27,29 +27,7 @@ from meshrun.host.sysfs import boot_id
 from meshrun.protocol.caller import ERROR, JOINED, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
-from meshrun.ssh.agent_messages import (
-    BEAT_S,
-    ERR,
-    MESSAGE,
-    OUT,
-    AgentError,
-    Alive,
-    FromAgent,
-    Hello,
-    LauncherEnded,
-    LauncherError,
-    LauncherReport,
-    Listen,
-    Listening,
-    Ready,
-    SignalLauncher,
-    StartLauncher,
-    StopLauncher,
-    ToAgent,
-    frame,
-    greeting,
-    read_hello,
-)
+from meshrun.ssh import agent_messages as messages
 from meshrun.ssh.host_phases import AgentPhase
 from meshrun.ssh.remote_command import without_own
 from meshrun.start import own_command
@@ -65,7 +43,7 @@ def main(first: Mapping[str, Any], version: str) -> NoReturn:
 
     ``first`` is the first line from the controller.
     """
-    hello = read_hello(first)
+    hello = messages.read_hello(first)
     signal.signal(signal.SIGINT, lambda *_: None)  # the controller forwards it; the launcher would
     signal.signal(signal.SIGPIPE, lambda *_: None)  # inherit SIG_IGN, but not a handler
     die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not notice stdin's end
@@ -77,7 +55,9 @@ def main(first: Mapping[str, Any], version: str) -> NoReturn:
 class Agent:
     """Reads the controller's orders, watches the launcher and writes its output and other news."""
 
-    def __init__(self, hello: Hello, version: str, *, orders: int = 0, news: int = 1) -> None:
+    def __init__(
+        self, hello: messages.Hello, version: str, *, orders: int = 0, news: int = 1
+    ) -> None:
         self._hello, self._version, self._orders = hello, version, orders
         self._reactor = Reactor()
         self._out = WriteBuffer(news, self._reactor)
@@ -104,28 +84,28 @@ class Agent:
 
     def run(self) -> None:
         """Carry out the controller's orders until the end."""
-        self._out.write(greeting(self._hello.nonce))
+        self._out.write(messages.greeting(self._hello.nonce))
         if (failure := self._why_unfit()) is not None:
             self._send(failure)
         else:
             self._send(_describe_host())
-            self._reactor.every(BEAT_S, self._beat)
+            self._reactor.every(messages.BEAT_S, self._beat)
             while self._phase is not AgentPhase.OVER:
                 self._turn()
         self._finish()
 
-    def _why_unfit(self) -> AgentError | None:
+    def _why_unfit(self) -> messages.AgentError | None:
         """Return why this host cannot be used; otherwise enter the working folder."""
         theirs, folder = self._hello.version, self._hello.cwd
         if theirs != self._version:
-            return AgentError(
+            return messages.AgentError(
                 why=f"it has meshrun {self._version}, but {theirs} is required",
                 hint="install the same version of meshrun on every host",
             )
         try:
             os.chdir(folder)
         except OSError as error:
-            return AgentError(
+            return messages.AgentError(
                 why=f"its folder {folder}: {error.strerror}",
                 hint="run meshrun in a folder that exists on every host",
             )
@@ -147,14 +127,14 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._out.queued_bytes:
-            self._send(Alive())
+            self._send(messages.Alive())
 
     def _check_controller(self) -> None:
         """Stop the launcher if the controller is silent while this agent was listening."""
         silent_s = (self._reactor.asleep_ns - self._received_ns) / 1e9
         left_s = self._hello.lease_s - silent_s
         if left_s > 0:
-            self._reactor.call_later(max(left_s, BEAT_S), self._check_controller)
+            self._reactor.call_later(max(left_s, messages.BEAT_S), self._check_controller)
         elif self._why_gone is None:
             why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
             _print_error(why)
@@ -170,18 +150,18 @@ class Agent:
         self._received_ns = self._reactor.now_ns()
         *lines, self._line = (self._line + received).split(b"\n")
         for line in lines:
-            self._handle(unpack(line, ToAgent))
+            self._handle(unpack(line, messages.ToAgent))
 
-    def _handle(self, order: ToAgent) -> None:
+    def _handle(self, order: messages.ToAgent) -> None:
         match order:
-            case Listen():
+            case messages.Listen():
                 self._listen(order)
-            case StartLauncher() if self._phase is AgentPhase.WAITING:
+            case messages.StartLauncher() if self._phase is AgentPhase.WAITING:
                 self._start(order)
-            case SignalLauncher() if self._launcher is not None:
+            case messages.SignalLauncher() if self._launcher is not None:
                 if order.even_if_joined or not self._has_joined():
                     send_signal(self._launcher.pid, order.signum)
-            case StopLauncher() if order.even_if_joined or not self._has_joined():
+            case messages.StopLauncher() if order.even_if_joined or not self._has_joined():
                 self._end(order.why)
 
     def _lose_controller(self, why: str = "") -> None:
@@ -211,7 +191,7 @@ class Agent:
 
     # ---- the launcher -----------------------------------------------------------------------
 
-    def _listen(self, order: Listen) -> None:
+    def _listen(self, order: messages.Listen) -> None:
         """Bind the socket of the coordinator, which stays bound until the launcher inherits it."""
         own = [each for each in order.addresses if each and interface_of(each) is not None]
         outward = [each for each in own if not is_loopback(each)]
@@ -220,12 +200,12 @@ class Agent:
             self._listener = listen_on(next(filter(None, address)), 0)
         except MeshrunError as error:
             hint = "pass --rdzv-endpoint HOST:PORT with an address of the first host"
-            self._send(AgentError(why=error.message, hint=hint))
+            self._send(messages.AgentError(why=error.message, hint=hint))
             return
         bound, port = self._listener.getsockname()[:2]
-        self._send(Listening(address=bound, port=port))
+        self._send(messages.Listening(address=bound, port=port))
 
-    def _start(self, order: StartLauncher) -> None:
+    def _start(self, order: messages.StartLauncher) -> None:
         self._folder = self._holder.enter_context(private_folder())
         whole = {**without_own(os.environ), **order.env, **as_caller(self._folder)}
         passed: tuple[int, ...] = ()
@@ -245,7 +225,10 @@ class Agent:
         self._phase = AgentPhase.RUNNING
         if self._listener is not None:
             self._listener.close()
-        for kind, pipe in ((OUT, self._launcher.stdout), (ERR, self._launcher.stderr)):
+        for kind, pipe in (
+            (messages.OUT, self._launcher.stdout),
+            (messages.ERR, self._launcher.stderr),
+        ):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes[pipe.fileno()] = (kind, pipe)
@@ -259,7 +242,7 @@ class Agent:
         kind, pipe = self._pipes[fd]
         data = read_now(fd, _CHUNK)
         if data:
-            self._out.write(frame(kind, data))
+            self._out.write(messages.frame(kind, data))
         elif data is not None:
             del self._pipes[fd]
             self._reactor.drop(pipe)
@@ -271,13 +254,13 @@ class Agent:
                 while self._forward(fd):
                     pass
             if (error := self._read(ERROR)) is not None:
-                self._send(LauncherError(text=error))
+                self._send(messages.LauncherError(text=error))
             if (report := self._read(REPORT)) is not None:
-                self._send(LauncherReport(text=report))
+                self._send(messages.LauncherReport(text=report))
             code, has_joined = self._launcher.returncode, self._has_joined()
             self._holder.close()
             why = (self._why_gone or "") if code else ""
-            self._send(LauncherEnded(code=code, has_joined=has_joined, why=why))
+            self._send(messages.LauncherEnded(code=code, has_joined=has_joined, why=why))
         while self._out.queued_bytes and self._why_gone is None:
             self._turn()
 
@@ -288,11 +271,11 @@ class Agent:
         except OSError:
             return None
 
-    def _send(self, message: FromAgent) -> None:
-        self._out.write(frame(MESSAGE, pack(message)))
+    def _send(self, message: messages.FromAgent) -> None:
+        self._out.write(messages.frame(messages.MESSAGE, pack(message)))
 
 
-def _describe_host() -> Ready:
+def _describe_host() -> messages.Ready:
     """Return this machine's id and addresses, and the controller's address."""
     theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
     own = os.environ.pop(NODE_ADDRESS, "") or own
@@ -301,7 +284,7 @@ def _describe_host() -> Ready:
         with contextlib.suppress(OSError):  # a container acts as a machine of its own
             spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
             machine = " ".join([booted, *spaces, os.uname().nodename])
-    return Ready(own=own, theirs=theirs, machine=machine)
+    return messages.Ready(own=own, theirs=theirs, machine=machine)
 
 
 def _print_error(text: str) -> None:

@@ -24,22 +24,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import LaunchResult, signal_name
-from meshrun.ssh.agent_messages import (
-    MESSAGE,
-    OUT,
-    AgentError,
-    FrameSplitter,
-    FromAgent,
-    Hello,
-    LauncherEnded,
-    LauncherError,
-    LauncherReport,
-    Listening,
-    Ready,
-    StartLauncher,
-    ToAgent,
-    format_hello,
-)
+from meshrun.ssh import agent_messages as messages
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.remote_command import BOOT_FOLDER, NO_STDIN, without_own
 
@@ -95,7 +80,7 @@ class HostSession:
         self._reactor, self._console = reactor, console
         self._streams: dict[bytes, RankStream] = {}
         self.nonce = secrets.token_hex(16)
-        self._frames = FrameSplitter(self.nonce)
+        self._frames = messages.FrameSplitter(self.nonce)
         own = os.getpid()
         self._process = subprocess.Popen(
             list(command),
@@ -118,13 +103,13 @@ class HostSession:
         self._stderr_tail = bytearray()
         self.began = self.received = reactor.now_s
         """Since when its agent's answer is awaited, and when the last data arrived."""
-        self.ready: Ready | None = None
+        self.ready: messages.Ready | None = None
         """What its agent has answered."""
-        self.agent_error: AgentError | None = None
+        self.agent_error: messages.AgentError | None = None
         """Why its agent cannot serve, if it cannot."""
         self.endpoint: tuple[str, int] | None = None
         """Where its launcher will listen."""
-        self.ended: LauncherEnded | None = None
+        self.ended: messages.LauncherEnded | None = None
         """How its launcher ended."""
         self._protocol_error: str | None = None
         """Why the received data is not from an agent."""
@@ -175,16 +160,16 @@ class HostSession:
             os.killpg(self._process.pid, signum)
             os.killpg(self._process.pid, signal.SIGCONT)  # a stopped process would not act on it
 
-    def greet(self, hello: Hello) -> None:
+    def greet(self, hello: messages.Hello) -> None:
         """Send the agent its first line."""
-        self.buffer.write(format_hello(hello))
+        self.buffer.write(messages.format_hello(hello))
 
-    def launch(self, order: StartLauncher) -> None:
+    def launch(self, order: messages.StartLauncher) -> None:
         """Have the agent start the launcher."""
         self.phase = HostPhase.LAUNCHED
         self.send(order)
 
-    def send(self, message: ToAgent) -> None:
+    def send(self, message: messages.ToAgent) -> None:
         """Send the agent a message."""
         self.buffer.write(pack(message) + b"\n")
 
@@ -205,8 +190,8 @@ class HostSession:
             return
         try:
             for kind, content in self._frames.feed(data):
-                if kind == MESSAGE:
-                    self._handle(unpack(content, FromAgent))
+                if kind == messages.MESSAGE:
+                    self._handle(unpack(content, messages.FromAgent))
                 elif shows:
                     self._show(kind, content)
         except ValueError as error:
@@ -216,32 +201,32 @@ class HostSession:
     def _show(self, kind: bytes, content: bytes) -> None:
         if kind not in self._streams:
             self._streams[kind] = self._console.stream(
-                rank=self.number, prefix=b"", to_stderr=kind != OUT
+                rank=self.number, prefix=b"", to_stderr=kind != messages.OUT
             )
         self._console.feed(self._streams[kind], content)
 
     def _close(self, fd: int) -> None:
         self._reactor.drop(self._pipes.pop(fd))
 
-    def _handle(self, message: FromAgent) -> None:
+    def _handle(self, message: messages.FromAgent) -> None:
         from meshrun.report.result_json import parse_error_json, parse_result_json
 
         match message:
-            case Ready() if self.phase is HostPhase.CONNECTING:
+            case messages.Ready() if self.phase is HostPhase.CONNECTING:
                 self.phase, self.ready = HostPhase.READY, message
                 if not self._stderr.closed:
                     self.read(self._stderr.fileno())  # what preceded the answer
                 self._frames.noise = b""
                 self._stderr_tail.clear()
-            case AgentError():
+            case messages.AgentError():
                 self.agent_error = message
-            case Listening(address=address, port=port):
+            case messages.Listening(address=address, port=port):
                 self.endpoint = address, port
-            case LauncherError(text=text):
+            case messages.LauncherError(text=text):
                 self.error = parse_error_json(text)
-            case LauncherReport(text=text):
+            case messages.LauncherReport(text=text):
                 self.result = parse_result_json(text)
-            case LauncherEnded():
+            case messages.LauncherEnded():
                 self.ended = message
 
     def hang_up(self) -> None:

@@ -153,10 +153,10 @@ def test_lists_and_numbers_in_prose_are_those_of_the_code() -> None:
 
 
 OTHERS_OPTIONS = {
-    "--api-key", "--cpus-per-task", "--distribution", "--force-conflicts", "--gpu-reset",
+    "--cpus-per-task", "--distribution", "--force-conflicts", "--gpu-reset",
     "--gpus-per-task", "--gres", "--job-name", "--lr", "--map-by", "--meshrun", "--native",
     "--nproc", "--ntasks-per-node", "--parsable", "--partition", "--pdb", "--pid",
-    "--server-side", "--shm-size", "--token",
+    "--server-side", "--shm-size",
 }  # fmt: skip
 """Options of other programs in packages that seldom name any."""
 
