@@ -9,17 +9,10 @@ from math import ceil
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.report.svg_geometry import (
-    BUNDLE_HEAD,
-    BUNDLE_TRACK,
     MARGIN,
-    TRACK,
-    Box,
     Cells,
-    Lane,
-    Line,
     Sheet,
     arrange,
-    bundle_heads,
 )
 from meshrun.report.svg_style import (
     CATEGORIES,
@@ -32,7 +25,6 @@ from meshrun.report.svg_style import (
     line,
     number,
     rect,
-    shorten_label,
     style_sheet,
     text,
     words,
@@ -94,10 +86,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     drawing.right = sheet.right
     if color_dim is not None:
         _add_color_key(drawing, layout, color_dim)
-    drawing.add(*_frames(sheet), *boxes(sheet))
-    if not is_grid:
-        drawing.add(*_lines(layout, sheet))
-    drawing.add(*_cells(layout, sheet, color_dim))
+    drawing.add(*_frames(sheet), *boxes(sheet), *sheet.lines, *_cells(layout, sheet, color_dim))
     if is_grid:
         drawing.add(*_outlines(layout, sheet))
     dims = [_describe(layout, dim) for dim in range(len(layout.sizes))]
@@ -276,75 +265,6 @@ def _add_legend(
             ends = dot(first, y - 4) + dot(last, y - 4)
             drawing.add(f'<g class="{name}">{line(first, y - 4, last, y - 4)}{ends}</g>')
         drawing.text(MARGIN + _SAMPLE + 10, y, dims[dim])
-
-
-# ---- lines ---------------------------------------------------------------------------------
-
-
-def _lines(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Yield every group as a line, all below one line of nodes, or below and beside rows."""
-    if sheet.arrangement == "line":
-        for rank, end in sorted(_farthest(sheet.lanes, TRACK).items()):
-            x = sheet.middle(rank)
-            yield line(x, sheet.cells.corners[rank][1] + sheet.cells.height, x, end, "guide")
-        for lane in sheet.lanes:
-            yield from _lane(layout, sheet, lane)
-    else:
-        for box in sheet.boxes:
-            for lane in sheet.lanes:
-                yield from _lane(layout, sheet, lane, box)
-        yield from _bundles(layout, sheet)
-
-
-def _farthest(lanes: Sequence[Lane], track: float) -> dict[int, float]:
-    """Return the place of the last line of each rank or node, to which a guide leads the eye."""
-    return {
-        stop: lane.start + one.track * track
-        for lane in lanes
-        for one in lane.lines
-        for stop in one.stops
-    }
-
-
-def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> Iterator[str]:
-    """Yield a dim's groups, each as a line with a dot below each of its ranks."""
-    here = [one for one in lane.lines if box is None or one.stops[0] in box.ranks]
-    if not here:
-        return
-    x, y = (MARGIN, 0.0) if box is None else (box.x + 8, box.y)
-    label = layout.dim_labels[lane.dim]
-    middle = y + lane.start + max(one.track for one in here) * TRACK / 2
-    yield text(x, middle + 4, shorten_label(label))
-    for one in here:
-        level = y + lane.start + one.track * TRACK
-        yield _joined(one, f"{label}: ranks", [(sheet.middle(rank), level) for rank in one.stops])
-
-
-def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Yield groups that cross nodes as lines beside the rows, one line for each set of nodes."""
-    middles = {box.number: box.y + box.height / 2 for box in sheet.boxes}
-    ends = _farthest(sheet.bundles, BUNDLE_TRACK)
-    for box in sheet.boxes:
-        if box.number in ends:
-            y = middles[box.number]
-            yield line(box.x + box.width, y, ends[box.number], y, "guide")
-    for lane in sheet.bundles:
-        label = layout.dim_labels[lane.dim]
-        top = sheet.boxes[0].y - BUNDLE_HEAD
-        name, groups = bundle_heads(layout, lane.dim, lane.lines)
-        yield text(lane.start - 3, top + 12, name)
-        yield text(lane.start - 3, top + 26, groups, "soft")
-        for one in lane.lines:
-            x = lane.start + one.track * BUNDLE_TRACK
-            what = f"{label}: {count(one.groups, 'group')} on nodes"
-            yield _joined(one, what, [(x, middles[node]) for node in one.stops])
-
-
-def _joined(one: Line, what: str, places: list[tuple[float, float]]) -> str:
-    (x1, y1), (x2, y2) = places[0], places[-1]
-    dots = "".join(dot(x, y) for x, y in places)
-    name, title = "over" if one.crosses else "in", f"{what} {', '.join(map(str, one.stops))}"
-    return f'<g class="{name}"><title>{words(title)}</title>{line(x1, y1, x2, y2)}{dots}</g>'
 
 
 # ---- outlines ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The positions of nodes, ranks and the lines of groups in an SVG. Pure arithmetic.
+"""The positions of nodes and ranks in an SVG, and the lines of groups between them. Pure.
 
 There are three arrangements: few ranks are in one line, with every group below them; more ranks are
 in one row per node, with groups that cross nodes beside the rows; many ranks are in a grid of
@@ -10,21 +10,29 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, product
 from typing import Literal
 
 from msgspec import Struct
 
 from meshrun.layout import Layout
-from meshrun.report.svg_style import coordinate_text, shorten_label, width_of
-from meshrun.wording import plural
+from meshrun.report.svg_style import (
+    coordinate_text,
+    dot,
+    line,
+    shorten_label,
+    text,
+    width_of,
+    words,
+)
+from meshrun.wording import count, plural
 
 MARGIN = 16.0
-TRACK = 9.0
+_TRACK = 9.0
 """Distance between the lines of a lane."""
-BUNDLE_TRACK = 14.0
-BUNDLE_HEAD = 34.0
+_BUNDLE_TRACK = 14.0
+_BUNDLE_HEAD = 34.0
 _PAD = 8.0
 _GAP = 4.0
 _LABEL = 20.0
@@ -86,6 +94,10 @@ class Cells(Struct):
                 y + row * (self.height + _GAP),
             )
 
+    def middle(self, rank: int) -> float:
+        """Return the x in the middle of a rank's cell."""
+        return self.corners[rank][0] + self.width / 2
+
     def extent(self, count: int, per_row: int) -> tuple[float, float]:
         """Return the width and height of ``count`` cells."""
         columns = max(1, min(count, per_row))  # a node without ranks has room for one
@@ -93,33 +105,20 @@ class Cells(Struct):
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
-class Lane(Struct, frozen=True):
-    """Parallel tracks for the lines of a dim; ``start`` is the place of the first one."""
-
-    dim: int
-    lines: tuple[Line, ...]
-    start: float
-
-
 class Sheet(Struct, frozen=True, kw_only=True):
     """The places of everything in a picture."""
 
     arrangement: Arrangement
     cells: Cells
-    boxes: tuple[Box, ...]
-    frames: tuple[Box, ...] = ()
-    lanes: tuple[Lane, ...] = ()
-    """Lines between ranks: below the line of nodes, or below the cells of each row."""
-    bundles: tuple[Lane, ...] = ()
-    """Lines between nodes, beside the rows."""
+    boxes: Sequence[Box]
+    frames: Sequence[Box] = ()
+    """The places of domains."""
+    lines: Sequence[str] = ()
+    """The elements that show groups as lines."""
     right: float
     bottom: float
     gap: tuple[float, float] | None = None
     """Middle of the place in the grid that represents the omitted nodes."""
-
-    def middle(self, rank: int) -> float:
-        """Return the x in the middle of a rank's cell."""
-        return self.cells.corners[rank][0] + self.cells.width / 2
 
 
 def arrange(layout: Layout, top: float) -> Sheet:
@@ -152,7 +151,7 @@ def _first_nodes(layout: Layout) -> dict[int, int]:
     return {node: domain for domain, node in enumerate(starts) if layout.nodes_per_domain}
 
 
-def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Box, ...]:
+def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> list[Box]:
     """Return a frame around the boxes of each domain, which are in one line or column."""
     groups: list[list[Box]] = []
     for box in boxes:
@@ -160,16 +159,14 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Box, 
             groups.append([])
         if groups:
             groups[-1].append(box)
-    return tuple(
-        Box(
-            domains[group[0].number],
-            group[0].x - _PAD,
-            group[0].y - _LABEL,
-            group[-1].x + group[-1].width - group[0].x + 2 * _PAD,
-            group[-1].y + group[-1].height - group[0].y + _LABEL + _PAD,
-        )
-        for group in groups
-    )
+    frames = []
+    for group in groups:
+        first, last = group[0], group[-1]
+        width = last.x + last.width - first.x + 2 * _PAD
+        height = last.y + last.height - first.y + _LABEL + _PAD
+        number = domains[first.number]
+        frames.append(Box(number, first.x - _PAD, first.y - _LABEL, width, height))
+    return frames
 
 
 # ---- a line of nodes -----------------------------------------------------------------------
@@ -178,7 +175,7 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Box, 
 def _in_line(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
     in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
-    found = {dim: lines_of_ranks(layout, dim, in_slots) for dim in range(len(layout.sizes))}
+    found = {dim: _lines_of_ranks(layout, dim, in_slots) for dim in range(len(layout.sizes))}
     x = MARGIN + _lane_label_width(layout, found)
     top += _LABEL if domains else 0
     boxes = []
@@ -192,13 +189,25 @@ def _in_line(layout: Layout, top: float) -> Sheet:
         cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
     around = _PAD if domains else 0
-    lanes, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
+    starts, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
+    ends = {
+        rank: start + line.track * _TRACK
+        for dim, start in starts.items()
+        for line in found[dim]
+        for rank in line.stops
+    }
+    drawn = []
+    for rank, end in sorted(ends.items()):
+        middle, bottom_of_cell = cells.middle(rank), cells.corners[rank][1] + cells.height
+        drawn.append(line(middle, bottom_of_cell, middle, end, "guide"))
+    for dim, start in starts.items():
+        drawn += _lane(layout.dim_labels[dim], found[dim], cells, MARGIN, start)
     return Sheet(
         arrangement="line",
         cells=cells,
-        boxes=tuple(boxes),
+        boxes=boxes,
         frames=_frames_around(boxes, domains),
-        lanes=lanes,
+        lines=drawn,
         right=x - 2 * _PAD + around,
         bottom=bottom,
     )
@@ -209,14 +218,14 @@ def _lane_label_width(layout: Layout, found: Mapping[int, Sequence[Line]]) -> fl
     return max((width_of(label, 12) + 10 for label in labels), default=0.0)
 
 
-def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[tuple[Lane, ...], float]:
-    """Return the lanes below each other, the fastest dim first, and their lower edge."""
-    lanes = []
+def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[dict[int, float], float]:
+    """Return the first track of each dim, the fastest dim on top, and the lower edge."""
+    starts = {}
     for dim, lines in sorted(found.items(), reverse=True):
         if lines:
-            lanes.append(Lane(dim, tuple(lines), y + 10))
-            y += 10 + max(line.track for line in lines) * TRACK + 8
-    return tuple(lanes), y
+            starts[dim] = y + 10
+            y += 10 + max(line.track for line in lines) * _TRACK + 8
+    return starts, y
 
 
 # ---- a row a node --------------------------------------------------------------------------
@@ -226,51 +235,36 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
     dims = range(len(layout.sizes))
     nodes = [layout.ranks_of_node(node) for node in range(layout.nnodes)]
-    found = {
-        dim: [line for ranks in nodes for line in lines_of_ranks(layout, dim, ranks)]
-        for dim in dims
-    }
-    bundles = [(dim, lines) for dim in dims if (lines := lines_of_nodes(layout, dim))]
+    by_node = [{dim: _lines_of_ranks(layout, dim, ranks) for dim in dims} for ranks in nodes]
+    found = {dim: [line for lines in by_node for line in lines[dim]] for dim in dims}
+    bundles = {dim: across for dim in reversed(dims) if (across := _lines_of_nodes(layout, dim))}
     names = width_of(f"node {layout.nnodes - 1}", 11) + 12
     around = _PAD if domains else 0
     left = MARGIN + around
     cells_at = left + _PAD + max(names, _lane_label_width(layout, found))
     inner, height = cells.extent(max(layout.nproc_per_node), _IN_ROWS)
-    lanes, box_height = _stack_lanes(found, _PAD + height)
-    box_height += 3 if lanes else _PAD
-    y = top + (BUNDLE_HEAD if bundles else 0)
-    boxes = []
+    starts, box_height = _stack_lanes(found, _PAD + height)
+    box_height += 3 if starts else _PAD
+    y = top + (_BUNDLE_HEAD if bundles else 0)
+    boxes, drawn = [], list[str]()
     for node, ranks in enumerate(nodes):
         if node in domains:
             y += _LABEL + (_PAD if node else 0)
         boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
         cells.place(ranks, cells_at, y + _PAD, _IN_ROWS)
+        for dim, start in starts.items():
+            drawn += _lane(layout.dim_labels[dim], by_node[node][dim], cells, left + 8, y + start)
         y += box_height + _PAD
-    placed, right = _place_bundles(layout, bundles, left + boxes[0].width + around)
+    between, right = _bundles(layout, boxes, bundles, left + boxes[0].width + around)
     return Sheet(
         arrangement="rows",
         cells=cells,
-        boxes=tuple(boxes),
+        boxes=boxes,
         frames=_frames_around(boxes, domains),
-        lanes=lanes,
-        bundles=placed,
+        lines=[*drawn, *between],
         right=right,
         bottom=y - _PAD + around,
     )
-
-
-def _place_bundles(
-    layout: Layout, bundles: Sequence[tuple[int, list[Line]]], right: float
-) -> tuple[tuple[Lane, ...], float]:
-    placed = []
-    x = right
-    for dim, lines in reversed(bundles):
-        name, count = bundle_heads(layout, dim, lines)
-        x += 24
-        placed.append(Lane(dim, tuple(lines), x))
-        tracks = max(line.track for line in lines) * BUNDLE_TRACK
-        x += max(width_of(name, 12), width_of(count, 11), tracks)
-    return tuple(placed), x
 
 
 # ---- a grid of nodes -----------------------------------------------------------------------
@@ -310,8 +304,8 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     return Sheet(
         arrangement="grid",
         cells=cells,
-        boxes=tuple(boxes),
-        frames=tuple(frames),
+        boxes=boxes,
+        frames=frames,
         right=right + around,
         bottom=bottom + around,
         gap=gap,
@@ -393,7 +387,7 @@ def _nodes_to_draw(layout: Layout) -> tuple[list[int], int]:
 # ---- lines ---------------------------------------------------------------------------------
 
 
-def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]:
+def _lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]:
     """Return a line for each group of ``dim`` whose ranks are all in ``ranks``, in their order."""
     place = {rank: index for index, rank in enumerate(ranks)}
     groups: dict[int, list[int]] = {}
@@ -408,7 +402,7 @@ def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]
     ]
 
 
-def lines_of_nodes(layout: Layout, dim: int) -> list[Line]:
+def _lines_of_nodes(layout: Layout, dim: int) -> list[Line]:
     """Return a line for each set of nodes that groups of ``dim`` connect."""
     counts: Counter[tuple[int, ...]] = Counter()
     for group in layout.groups(dim):
@@ -423,13 +417,6 @@ def lines_of_nodes(layout: Layout, dim: int) -> list[Line]:
     ]
 
 
-def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, str]:
-    """Return the text above a dim's bundles: its name, and the number of groups per line."""
-    counts = sorted({line.groups for line in lines})
-    shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-    return shorten_label(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
-
-
 def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:
     """Return the first free track for each span, in order of their starts."""
     ends: list[int] = []
@@ -439,3 +426,54 @@ def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:
         ends[free:] = [last, *ends[free + 1 :]]
         tracks.append(free)
     return tracks
+
+
+def _lane(label: str, lines: Sequence[Line], cells: Cells, x: float, y: float) -> Iterator[str]:
+    """Yield a dim's groups, each as a line with a dot below each of its ranks."""
+    if not lines:
+        return
+    middle = y + max(one.track for one in lines) * _TRACK / 2
+    yield text(x, middle + 4, shorten_label(label))
+    for one in lines:
+        level = y + one.track * _TRACK
+        yield _joined(one, f"{label}: ranks", [(cells.middle(rank), level) for rank in one.stops])
+
+
+def _bundles(
+    layout: Layout, boxes: Sequence[Box], bundles: Mapping[int, Sequence[Line]], x: float
+) -> tuple[list[str], float]:
+    """Return groups that cross nodes as lines beside the rows, and the right edge.
+
+    There is one line for each set of nodes, to which a guide leads from each of them.
+    """
+    middles = {box.number: box.y + box.height / 2 for box in boxes}
+    top = boxes[0].y - _BUNDLE_HEAD
+    elements: list[str] = []
+    ends: dict[int, float] = {}
+    for dim, lines in bundles.items():
+        x += 24
+        counts = sorted({one.groups for one in lines})
+        shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        label, groups = layout.dim_labels[dim], f"{shown} group{plural(counts[-1])} each"
+        name = shorten_label(label)
+        elements += [text(x - 3, top + 12, name), text(x - 3, top + 26, groups, "soft")]
+        for one in lines:
+            at = x + one.track * _BUNDLE_TRACK
+            ends.update(dict.fromkeys(one.stops, at))
+            what = f"{label}: {count(one.groups, 'group')} on nodes"
+            elements.append(_joined(one, what, [(at, middles[node]) for node in one.stops]))
+        tracks = max(one.track for one in lines) * _BUNDLE_TRACK
+        x += max(width_of(name, 12), width_of(groups, 11), tracks)
+    guides = []
+    for box in boxes:
+        if box.number in ends:
+            y = middles[box.number]
+            guides.append(line(box.x + box.width, y, ends[box.number], y, "guide"))
+    return [*guides, *elements], x
+
+
+def _joined(one: Line, what: str, places: Sequence[tuple[float, float]]) -> str:
+    (x1, y1), (x2, y2) = places[0], places[-1]
+    dots = "".join(dot(x, y) for x, y in places)
+    name, title = "over" if one.crosses else "in", f"{what} {', '.join(map(str, one.stops))}"
+    return f'<g class="{name}"><title>{words(title)}</title>{line(x1, y1, x2, y2)}{dots}</g>'
