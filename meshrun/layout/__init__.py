@@ -1,8 +1,8 @@
 """The place of every rank, by arithmetic alone: no torch, no process, no environment.
 
-``layout`` is the public interface and combines the others: ``axes`` is the arithmetic of dims,
-``derived`` defines dims made from others, ``parts`` the slots of nodes and ``domains``, ``placing``
-assigns ranks to slots, and ``solving`` infers sizes.
+``layout`` is the public interface and combines the others: ``axes`` is the arithmetic of dims and
+slots, ``derived`` defines dims made from others, ``domains`` says which nodes share NVLink,
+``placing`` assigns ranks to slots, and ``solving`` infers sizes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,14 @@ import torch
 import torch.distributed as dist
 
 from meshrun.check.evaluate import compare_links, slow_ranks
-from meshrun.check.measured import BUS_FACTOR, Collective, Measured, PeerExchange, RankMeasures
-from meshrun.check.schedule import pairs_of
+from meshrun.check.measured import (
+    BUS_FACTOR,
+    Collective,
+    Measured,
+    PeerExchange,
+    RankMeasures,
+    pairs_of,
+)
 from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.folder import write_private

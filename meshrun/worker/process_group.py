@@ -16,7 +16,7 @@ from meshrun.host.descriptors import without_output
 from meshrun.host.sockets import names_from_files_only
 from meshrun.layout.environment import read_layout
 from meshrun.mesh.build import build_mesh, set_timeout, this_process
-from meshrun.mesh.build_here import select_device
+from meshrun.mesh.current import select_device
 from meshrun.mesh.late_settings import record_settings
 from meshrun.plan.group_options import read_group_options
 from meshrun.protocol.from_zygote import RankJoined

@@ -15,7 +15,7 @@ from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
 from meshrun.layout.selection import select_ranks
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build_here import layout_of
+from meshrun.mesh.current import layout_of
 from meshrun.mesh.current_layout import current_layout, data_shard
 from meshrun.plan.group_options import read_group_options
 from meshrun.plan.rank_program import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.mesh.build_here import _device_type
+from meshrun.mesh.current import _device_type
 
 pytestmark = pytest.mark.torch
 

@@ -17,9 +17,15 @@ from meshrun.check.evaluate import (
     format_rate,
     format_size,
 )
-from meshrun.check.measured import Collective, Measured, PeerExchange, RankMeasures
+from meshrun.check.measured import (
+    Collective,
+    Measured,
+    PeerExchange,
+    RankMeasures,
+    meetings,
+    pairs_of,
+)
 from meshrun.check.requirements import check_dims, parse_requirements
-from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.protocol.packing import pack, unpack
