@@ -90,22 +90,15 @@ def color(name: str) -> str:
     place = number * (len(_RAMP) - 1) / (RAMP_STEPS - 1)
     before = min(int(place), len(_RAMP) - 2)
     part = place - before
-    mixed = (
-        round(low + (high - low) * part)
-        for low, high in zip(_channels(_RAMP[before]), _channels(_RAMP[before + 1]), strict=True)
-    )
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+    low, high = (bytes.fromhex(_RAMP[at][1:]) for at in (before, before + 1))
+    mixed = (round(one + (other - one) * part) for one, other in zip(low, high, strict=True))
+    return f"#{bytes(mixed).hex()}"
 
 
 def text_color(fill: str) -> str:
-    """Return black or white, whichever reads better on ``fill``."""
-    return "#000" if contrast(fill, "#000000") >= contrast(fill, "#ffffff") else "#fff"
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colors as WCAG defines it, from 1 to 21."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
+    """Return black or white, whichever reads better on ``fill``, by its luma (ITU-R BT.601)."""
+    red, green, blue = bytes.fromhex(fill[1:])
+    return "#000" if 0.299 * red + 0.587 * green + 0.114 * blue > 103 else "#fff"
 
 
 def style_sheet(color_classes: Iterable[str]) -> str:
@@ -119,18 +112,6 @@ def style_sheet(color_classes: Iterable[str]) -> str:
     dark = _INKED.format(**_DARK)
     rules = f"{_SHARED}{_INKED.format(**_LIGHT)}{DARK_QUERY}{{\n{dark}}}\n{fills}"
     return f"<style>\n{rules}</style>"
-
-
-def _channels(color: str) -> tuple[int, ...]:
-    return tuple(int(color[at : at + 2], 16) for at in (1, 3, 5))
-
-
-def _luminance(color: str) -> float:
-    red, green, blue = (
-        c / 12.92 if (c := channel / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for channel in _channels(color)
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 # ---- elements ------------------------------------------------------------------------------
