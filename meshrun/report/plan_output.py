@@ -43,7 +43,7 @@ def print_plan(
     with _stdout_to_file(output):
         if rank is not None:
             from meshrun.layout.selection import find_rank
-            from meshrun.report.one_rank import print_rank, render_rank_json
+            from meshrun.report.dry_run import print_rank, render_rank_json
 
             if output_format == "svg":
                 raise UsageError("--rank cannot draw a picture", hint="use --format text or json")

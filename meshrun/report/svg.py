@@ -61,15 +61,13 @@ def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
             f"--color-dim {requested} requires --mesh",
             hint=f"--mesh {requested}=8" if requested.isidentifier() else None,
         )
-    names = layout.mesh_dim_names or ()
-    if requested in names:
-        return names.index(requested)
-    if requested.isascii() and requested.isdigit() and int(requested) < len(layout.sizes):
-        return int(requested)
-    known = names or tuple(map(str, range(len(layout.sizes))))
+    keys = layout.mesh.keys
+    indices = [*map(str, range(len(keys)))]
+    if requested in (*keys, *indices):
+        return (keys if requested in keys else indices).index(requested)
     raise UsageError(
         f"--color-dim: mesh `{layout.mesh}` has no dim `{requested}`",
-        hint=use_dim(known),
+        hint=use_dim(keys),
     )
 
 

@@ -105,18 +105,18 @@ class Cells(Struct):
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
-class Sheet(Struct, frozen=True, kw_only=True):
+class Sheet(Struct):
     """The places of everything in a picture."""
 
     arrangement: Arrangement
     cells: Cells
-    boxes: Sequence[Box]
-    frames: Sequence[Box] = ()
+    boxes: list[Box] = []
+    frames: list[Box] = []
     """The places of domains."""
-    lines: Sequence[str] = ()
+    lines: list[str] = []
     """The elements that show groups as lines."""
-    right: float
-    bottom: float
+    right: float = 0.0
+    bottom: float = 0.0
     gap: tuple[float, float] | None = None
     """Middle of the place in the grid that represents the omitted nodes."""
 
@@ -174,43 +174,35 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> list[Box]:
 
 def _in_line(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
+    sheet = Sheet("line", cells)
     in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
     found = {dim: _lines_of_ranks(layout, dim, in_slots) for dim in range(len(layout.sizes))}
     x = MARGIN + _lane_label_width(layout, found)
     top += _LABEL if domains else 0
-    boxes = []
     for node in range(layout.nnodes):
         if node in domains:
             x += 2 * _PAD if node else _PAD
         ranks = layout.ranks_of_node(node)
         inner, height = cells.extent(len(ranks), len(ranks))
         width = max(inner, width_of(f"node {node}", 11)) + 2 * _PAD
-        boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
+        sheet.boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
         cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
     around = _PAD if domains else 0
-    starts, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
+    sheet.frames, sheet.right = _frames_around(sheet.boxes, domains), x - 2 * _PAD + around
+    starts, sheet.bottom = _stack_lanes(found, top + sheet.boxes[0].height + around + 8)
     ends = {
         rank: start + line.track * _TRACK
         for dim, start in starts.items()
         for line in found[dim]
         for rank in line.stops
     }
-    drawn = []
     for rank, end in sorted(ends.items()):
-        middle, bottom_of_cell = cells.middle(rank), cells.corners[rank][1] + cells.height
-        drawn.append(line(middle, bottom_of_cell, middle, end, "guide"))
+        x, y = cells.middle(rank), cells.corners[rank][1] + cells.height
+        sheet.lines.append(line(x, y, x, end, "guide"))
     for dim, start in starts.items():
-        drawn += _lane(layout.dim_labels[dim], found[dim], cells, MARGIN, start)
-    return Sheet(
-        arrangement="line",
-        cells=cells,
-        boxes=boxes,
-        frames=_frames_around(boxes, domains),
-        lines=drawn,
-        right=x - 2 * _PAD + around,
-        bottom=bottom,
-    )
+        sheet.lines += _lane(layout.dim_labels[dim], found[dim], cells, MARGIN, start)
+    return sheet
 
 
 def _lane_label_width(layout: Layout, found: Mapping[int, Sequence[Line]]) -> float:
@@ -233,6 +225,7 @@ def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[dict[in
 
 def _in_rows(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
+    sheet = Sheet("rows", cells)
     dims = range(len(layout.sizes))
     nodes = [layout.ranks_of_node(node) for node in range(layout.nnodes)]
     by_node = [{dim: _lines_of_ranks(layout, dim, ranks) for dim in dims} for ranks in nodes]
@@ -246,25 +239,19 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     starts, box_height = _stack_lanes(found, _PAD + height)
     box_height += 3 if starts else _PAD
     y = top + (_BUNDLE_HEAD if bundles else 0)
-    boxes, drawn = [], list[str]()
     for node, ranks in enumerate(nodes):
         if node in domains:
             y += _LABEL + (_PAD if node else 0)
-        boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
+        sheet.boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
         cells.place(ranks, cells_at, y + _PAD, _IN_ROWS)
         for dim, start in starts.items():
-            drawn += _lane(layout.dim_labels[dim], by_node[node][dim], cells, left + 8, y + start)
+            lines = by_node[node][dim]
+            sheet.lines += _lane(layout.dim_labels[dim], lines, cells, left + 8, y + start)
         y += box_height + _PAD
-    between, right = _bundles(layout, boxes, bundles, left + boxes[0].width + around)
-    return Sheet(
-        arrangement="rows",
-        cells=cells,
-        boxes=boxes,
-        frames=_frames_around(boxes, domains),
-        lines=[*drawn, *between],
-        right=right,
-        bottom=y - _PAD + around,
-    )
+    sheet.frames, sheet.bottom = _frames_around(sheet.boxes, domains), y - _PAD + around
+    sheet.right = left + sheet.boxes[0].width + around
+    _add_bundles(layout, sheet, bundles)
+    return sheet
 
 
 # ---- a grid of nodes -----------------------------------------------------------------------
@@ -272,6 +259,7 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
 
 def _in_grid(layout: Layout, top: float) -> Sheet:
     cells = _cells(layout)
+    sheet = Sheet("grid", cells)
     nodes, most = _nodes_to_draw(layout)
     ranks_of = {node: layout.ranks_of_node(node)[:most] for node in nodes}
     fullest = max(len(ranks) for ranks in ranks_of.values())
@@ -283,33 +271,24 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     grid = _best_grid(
         [len(members) for _, members in groups], width, height, bool(_first_nodes(layout))
     )
-    boxes, frames, gap = [], [], None
-    right = bottom = 0.0
     for number, (domain, members) in enumerate(groups):
         left, above = grid.corner(number)
         for place, node in enumerate(members):
             row, column = divmod(place, grid.columns)
             x = MARGIN + left + column * (width + _PAD)
             y = top + above + row * (height + _PAD)
-            right, bottom = max(right, x + width), max(bottom, y + height)
+            sheet.right, sheet.bottom = max(sheet.right, x + width), max(sheet.bottom, y + height)
             if node is None:
-                gap = (x + width / 2, y + height / 2)
+                sheet.gap = (x + width / 2, y + height / 2)
                 continue
-            boxes.append(Box(node, x, y, width, height, ranks_of[node]))
+            sheet.boxes.append(Box(node, x, y, width, height, ranks_of[node]))
             cells.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
         if domain is not None:
             size = grid.frame(len(members))
-            frames.append(Box(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
-    around = _PAD if frames else 0
-    return Sheet(
-        arrangement="grid",
-        cells=cells,
-        boxes=boxes,
-        frames=frames,
-        right=right + around,
-        bottom=bottom + around,
-        gap=gap,
-    )
+            sheet.frames.append(Box(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
+    if sheet.frames:
+        sheet.right, sheet.bottom = sheet.right + _PAD, sheet.bottom + _PAD
+    return sheet
 
 
 class _Grid(Struct, frozen=True):
@@ -439,19 +418,17 @@ def _lane(label: str, lines: Sequence[Line], cells: Cells, x: float, y: float) -
         yield _joined(one, f"{label}: ranks", [(cells.middle(rank), level) for rank in one.stops])
 
 
-def _bundles(
-    layout: Layout, boxes: Sequence[Box], bundles: Mapping[int, Sequence[Line]], x: float
-) -> tuple[list[str], float]:
-    """Return groups that cross nodes as lines beside the rows, and the right edge.
+def _add_bundles(layout: Layout, sheet: Sheet, bundles: Mapping[int, Sequence[Line]]) -> None:
+    """Add groups that cross nodes as lines beside the rows, one for each set of nodes.
 
-    There is one line for each set of nodes, to which a guide leads from each of them.
+    A guide leads to the last of them from each of its nodes.
     """
-    middles = {box.number: box.y + box.height / 2 for box in boxes}
-    top = boxes[0].y - _BUNDLE_HEAD
+    middles = {box.number: box.y + box.height / 2 for box in sheet.boxes}
+    top = sheet.boxes[0].y - _BUNDLE_HEAD
     elements: list[str] = []
     ends: dict[int, float] = {}
     for dim, lines in bundles.items():
-        x += 24
+        x = sheet.right + 24
         counts = sorted({one.groups for one in lines})
         shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
         label, groups = layout.dim_labels[dim], f"{shown} group{plural(counts[-1])} each"
@@ -463,13 +440,12 @@ def _bundles(
             what = f"{label}: {count(one.groups, 'group')} on nodes"
             elements.append(_joined(one, what, [(at, middles[node]) for node in one.stops]))
         tracks = max(one.track for one in lines) * _BUNDLE_TRACK
-        x += max(width_of(name, 12), width_of(groups, 11), tracks)
-    guides = []
-    for box in boxes:
+        sheet.right = x + max(width_of(name, 12), width_of(groups, 11), tracks)
+    for box in sheet.boxes:
         if box.number in ends:
             y = middles[box.number]
-            guides.append(line(box.x + box.width, y, ends[box.number], y, "guide"))
-    return [*guides, *elements], x
+            sheet.lines.append(line(box.x + box.width, y, ends[box.number], y, "guide"))
+    sheet.lines += elements
 
 
 def _joined(one: Line, what: str, places: Sequence[tuple[float, float]]) -> str:

@@ -10,8 +10,8 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.layout.selection import find_rank
+from meshrun.report.dry_run import environment_of, render_rank_json
 from meshrun.report.findings import describe_spare_workers, find_problems
-from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.report.plan_json import render_plan_json
 from tests.plans import plan_of
 
@@ -101,8 +101,7 @@ def test_known_domains_count_instead_of_nodes(
 
 def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture[str]) -> None:
     """In the table and in JSON; the report on one rank also has its domain."""
-    from meshrun.report.dry_run import print_dry_run
-    from meshrun.report.one_rank import print_rank
+    from meshrun.report.dry_run import print_dry_run, print_rank
 
     placed = plan_of(mesh="pp=2,dp=2,cp=2,tp=2", nnodes="5", nproc_per_node="4,4,4,2,2",
                   domain_size="2", intra_domain=["cp"], place="auto")  # fmt: skip

@@ -484,8 +484,7 @@ def test_a_torch_without_gpu_support_cannot_use_them() -> None:
 
 def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
     """With number, UUID, NUMA node and network card; those of other nodes are unknown."""
-    from meshrun.report.dry_run import print_dry_run
-    from meshrun.report.one_rank import print_rank
+    from meshrun.report.dry_run import print_dry_run, print_rank
     from meshrun.report.plan_json import render_plan_json
 
     cards = Nics(names=("mlx5_1",), nearness="same switch", ports=("mlx5_1:1",))
