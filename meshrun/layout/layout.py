@@ -688,14 +688,13 @@ def solve_layout(
         sizes = (1,)
     order = None
     if mesh is not None:
-        placed = placing.place(
-            mesh,
-            slots,
-            intra_node,
-            in_domain=intra_domain,
+        locality = placing.Locality(
+            slots=slots,
+            in_node=placing.find_dims(mesh, intra_node, "--intra-node"),
+            in_domain=placing.find_dims(mesh, intra_domain, "--intra-domain"),
             nodes_per_domain=sizes,
-            renumber=renumber,
         )
+        placed = placing.place(mesh, locality, renumber=renumber)
         mesh, slots, order = placed.mesh, placed.nproc_per_node, placed.slot_order
     return Layout(
         mesh=mesh,

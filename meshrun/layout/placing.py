@@ -68,42 +68,25 @@ class Locality(Struct, frozen=True, kw_only=True):
         return Counter(sums_of([slots // inner for slots in self.slots], self.units))
 
 
-def place(
-    mesh: MeshSpec,
-    slots: Sequence[int],
-    in_node: Sequence[str] = (),
-    *,
-    in_domain: Sequence[str] = (),
-    nodes_per_domain: Sequence[int] = (),
-    renumber: bool = False,
-) -> Placement:
+def place(mesh: MeshSpec, locality: Locality, *, renumber: bool = False) -> Placement:
     """Place a mesh so that each group of given dims lies within one node or domain.
 
     Args:
         mesh: The spec; one size may be open.
-        slots: Maximum number of workers on each node.
-        in_node: Dims whose groups must each lie within one node: their names, or their indices
-            as strings if dims have no names.
-        in_domain: Dims whose groups must each lie within one domain.
-        nodes_per_domain: Number of nodes in each domain, in node order.
+        locality: The nodes, the domains, and the dims.
         renumber: Whether ranks may take slots in another order of dims.
 
     Raises:
         LayoutError: If the numbers disagree, or if a dim crosses nodes or domains, with a remedy.
     """
-    solved = solve_sizes(mesh, slots)
-    locality = Locality(
-        slots=tuple(slots),
-        in_node=_indices(mesh, in_node, "--intra-node"),
-        in_domain=_indices(mesh, in_domain, "--intra-domain"),
-        nodes_per_domain=tuple(nodes_per_domain),
-    )
+    solved = solve_sizes(mesh, locality.slots)
     if locality.in_domain and not locality.nodes_per_domain:
+        names = ",".join(mesh.keys[dim] for dim in locality.in_domain)
         raise LayoutError(
-            f"--intra-domain {','.join(in_domain)}: no domains are known",
+            f"--intra-domain {names}: no domains are known",
             hint="pass the number of consecutive nodes that share one, such as --domain-size 18",
         )
-    straight = Placement(mesh=solved, nproc_per_node=fill(slots, solved.known_size))
+    straight = Placement(mesh=solved, nproc_per_node=fill(locality.slots, solved.known_size))
     if _first_crossing(straight, locality) is None:
         return straight
     packed = _pack(mesh, solved, locality)
@@ -117,7 +100,12 @@ def place(
     return replace(packed, slot_order=tuple(mesh.keys[dim] for dim in order))
 
 
-def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...]:
+def find_dims(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...]:
+    """Return the indices of dims given by name, or by index as a string if they have no names.
+
+    Raises:
+        LayoutError: If the mesh has no such dim, or one is given twice.
+    """
     names = mesh.keys
     for place, dim in enumerate(dims):
         if dim not in names:
