@@ -10,7 +10,7 @@ from msgspec import Struct
 from meshrun.check.measured import BUS_FACTOR, Measured, Op, RankMeasures
 from meshrun.check.requirements import Requirement
 from meshrun.layout import Layout
-from meshrun.wording import count, size
+from meshrun.wording import count, listed, size
 
 SLOW = 2.0
 """How many times slower than the others something must be to be reported."""
@@ -293,8 +293,7 @@ def _too_little_memory(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
 
 
 def _ranks(group: Sequence[int]) -> str:
-    shown = ", ".join(map(str, group[:8]))
-    return f"{shown} and {count(len(group) - 8, 'other')}" if len(group) > 8 else shown
+    return listed(group, rest=f" and {count(len(group) - 8, 'other')}")
 
 
 def format_rate(rate: float) -> str:

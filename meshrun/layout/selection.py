@@ -9,10 +9,9 @@ from difflib import get_close_matches
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Layout
 from meshrun.layout.spec import items_of
-from meshrun.wording import count, either
+from meshrun.wording import count, either, listed
 
 _RANK = "rank"
-_MOST_NAMED = 8
 _LOCAL_RANK = "local_rank"
 _INDICES = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
 _LONGEST_NUMBER = 9
@@ -76,8 +75,7 @@ def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
         return rank
     found = sorted(select_ranks(layout, text, option))
     if len(found) != 1:
-        few = ", ".join(map(str, found[:_MOST_NAMED]))
-        which = f"ranks {few}{' and more' if len(found) > _MOST_NAMED else ''}"
+        which = f"ranks {listed(found, rest=' and more')}"
         raise UsageError(
             f"{option} {text}: expected one rank, found {which if found else 'none'}",
             hint=f"pass a rank, or an index for each dim: {option} dp=1,tp=1",
@@ -142,8 +140,7 @@ class _Parser:
             raise self._error("missing dim", at, word, self._forms)
         near = get_close_matches(word, self._counts, n=1, cutoff=0.5)
         nearest = f"did you mean `{near[0]}`? " if near else ""
-        *others, last = (f"`{key}`" for key in self._counts)
-        hint = f"{nearest}use {', '.join(others)} or {last}"
+        hint = f"{nearest}use {either([f'`{key}`' for key in self._counts])}"
         mesh = self._layout.mesh
         where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh and so no dim"
         raise self._error(f"{where} `{word}`", at, word, hint)

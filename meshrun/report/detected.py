@@ -17,9 +17,8 @@ from meshrun.errors import MeshrunError
 from meshrun.host.printable import MASK, Mask, is_secret, one_line
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
-_MOST_NAMES = 16
 _NO_FACTS: dict[str, Any] = {
     "system": None, "evidence": None, "notes": (), "variables": {}, "job_id": None,
     "allocation": None,
@@ -183,5 +182,4 @@ def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _names(names: Sequence[object]) -> str:
-    more = f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(str, names[:_MOST_NAMES])) + more
+    return listed(names, most=16, rest=f", ... ({len(names)} in all)")

@@ -211,10 +211,8 @@ def _gpus(plan: LaunchPlan) -> Table:
 
 def _links(links: GpuLinks) -> Table:
     """Return the link between each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
-    table = new_table(("cuda", *map(str, range(len(links.pairs)))))
-    for gpu, pairs in enumerate(links.pairs):
-        table.add_row(str(gpu), *pairs)
-    return table
+    rows = ((str(gpu), *pairs) for gpu, pairs in enumerate(links.pairs))
+    return new_table(("cuda", *map(str, range(len(links.pairs)))), rows)
 
 
 def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
@@ -232,10 +230,7 @@ def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
 
 def _workers(plan: LaunchPlan) -> Table:
     headers, *rows = _cells(plan)
-    table = new_table(headers, texts=("host", "device"))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return new_table(headers, rows, texts=("host", "device"))
 
 
 def _options(plan: LaunchPlan) -> Table:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
@@ -150,14 +151,10 @@ class ElasticEvents(Watcher):
             yield "role_world_size", (role_world_size,)
 
 
-def _emit_through(handler: logging.Handler) -> Callable[[str], None]:
-    """Return a function that passes a text to ``handler`` as a record of torch-elastic's logger."""
-
-    def emit(text: str) -> None:
-        record = {"name": "torchelastic-events", "msg": text, "levelno": logging.INFO}
-        handler.handle(logging.makeLogRecord({**record, "levelname": "INFO"}))
-
-    return emit
+def _handle(handler: logging.Handler, text: str) -> None:
+    """Pass a text to a handler as a record of torch-elastic's logger."""
+    record = {"name": "torchelastic-events", "msg": text, "levelno": logging.INFO}
+    handler.handle(logging.makeLogRecord({**record, "levelname": "INFO"}))
 
 
 def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
@@ -168,9 +165,9 @@ def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> Elas
     """
     name = plan.request.event_log_handler
     if name not in _BUILT_IN:
-        return ElasticEvents(plan, run_id, _emit_through(_load_handler(name)))
-
-    def emit(text: str) -> None:
-        console.print_line(text.encode(), to_stderr=True)
-
-    return ElasticEvents(plan, run_id, emit) if name == "console" else None
+        return ElasticEvents(plan, run_id, partial(_handle, _load_handler(name)))
+    if name != "console":
+        return None
+    return ElasticEvents(
+        plan, run_id, lambda text: console.print_line(text.encode(), to_stderr=True)
+    )

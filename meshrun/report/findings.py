@@ -13,7 +13,7 @@ from meshrun.layout.layout import Between
 from meshrun.layout.spec import MeshSpec, format_mesh
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.plan import LaunchPlan
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
 _FEW = 4
 
@@ -80,21 +80,19 @@ def _with_last(layout: Layout, name: str, between: Between) -> str | None:
 def describe_domains(layout: Layout) -> str:
     """Return the number and size of domains: ``5 of 18 nodes, 1 of 10 nodes``."""
     runs = [(len([*same]), nodes) for nodes, same in groupby(layout.nodes_per_domain)]
-    shown = ", ".join(f"{domains:,} of {count(nodes, 'node')}" for domains, nodes in runs[:_FEW])
+    shown = [f"{domains:,} of {count(nodes, 'node')}" for domains, nodes in runs]
     rest = sum(domains for domains, _ in runs[_FEW:])
-    return shown + (f", and {rest:,} more" if rest else "")
+    return listed(shown, most=_FEW, rest=f", and {rest:,} more")
 
 
 def describe_spare_workers(plan: LaunchPlan) -> str:
     """Return how many workers have no rank: ``2 of 8 workers are spare: node 0 has 2``."""
     spares = plan.spare_workers
     total = sum(spare for _, spare in spares)
-    shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
-    more = ""
-    if (rest := len(spares) - 3) > 0:
-        more = f", and {count(rest, 'more node')} {'has' if rest == 1 else 'have'} some"
-    verb = "is" if total == 1 else "are"
-    return f"{total:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
+    rest, verb = len(spares) - 3, "is" if total == 1 else "are"
+    more = f", and {count(rest, 'more node')} {'has' if rest == 1 else 'have'} some"
+    shown = listed([f"node {node} has {spare}" for node, spare in spares], most=3, rest=more)
+    return f"{total:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}"
 
 
 def communicators(layout: Layout, options: GroupOptions) -> list[str]:

@@ -89,7 +89,13 @@ def check_node(plan: LaunchPlan, note: Callable[[str], None]) -> None:
     request, host = plan.request, node_name(os.environ)
     path, most = request.node_history, request.max_node_failures
     if path is not None and most is not None:
-        _check_history(path, host, most)
+        own = [failure for failure in read_history(path) if failure.host == host]
+        recent = _recent(own, time.time())
+        if len(recent) > most:
+            raise NodeExcludedError(
+                f"{_describe(recent)}; --max-node-failures is {most}",
+                hint=f"leave the node out: {how_to_exclude(host, os.environ)}",
+            )
     if not request.check_gpus:
         return
     from meshrun.supervisor.check_gpus import examine_gpus
@@ -100,16 +106,6 @@ def check_node(plan: LaunchPlan, note: Callable[[str], None]) -> None:
         if path is not None:
             record_failure(path, host, request.rendezvous.run_id or "", error.message, note)
         raise
-
-
-def _check_history(path: str, host: str, most: int) -> None:
-    own = [failure for failure in read_history(path) if failure.host == host]
-    recent = _recent(own, time.time())
-    if len(recent) > most:
-        raise NodeExcludedError(
-            f"{_describe(recent)}; --max-node-failures is {most}",
-            hint=f"leave the node out: {how_to_exclude(host, os.environ)}",
-        )
 
 
 class NodeHistory(Watcher):

@@ -79,7 +79,11 @@ class _Table(Table):
 
 
 def new_table(
-    headers: Iterable[str] = (), *, texts: Collection[str] = (), wrapped: Collection[str] = ()
+    headers: Iterable[str] = (),
+    rows: Iterable[Iterable[str]] = (),
+    *,
+    texts: Collection[str] = (),
+    wrapped: Collection[str] = (),
 ) -> Table:
     """Return a table without borders, with a line below its headers.
 
@@ -90,6 +94,8 @@ def new_table(
     for header in headers:
         justify: JustifyMethod = "left" if header in texts else "right"
         table.add_column(header, justify=justify, no_wrap=header not in wrapped)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -11,6 +11,7 @@ from meshrun.host.machine import Gpu
 from meshrun.layout import Layout
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import nic_variables
+from meshrun.protocol.packing import to_builtins
 from meshrun.report.findings import communicators, find_problems
 
 SCHEMA_NAME = "meshrun.plan"
@@ -93,9 +94,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "flatten": [str(flatten) for flatten in layout.flattens],
         "views": [str(view) for view in layout.views],
         "communicators": communicators(layout, plan.request.groups),
-        "problems": [
-            {"problem": finding.problem, "fix": finding.fix} for finding in find_problems(layout)
-        ],
+        "problems": to_builtins([*find_problems(layout)]),
         "device_type": plan.device_type,
         "device_reason": plan.device.reason,
         "gpu_links": [list(pairs) for pairs in plan.host.links.pairs] if plan.host.links else None,

@@ -353,11 +353,11 @@ class StartProgress(Watcher):
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
             case events.GenerationAborted() | events.NodeLost():
                 what = event.why if isinstance(event, events.GenerationAborted) else str(event)
-                return what + _stopping_all(rest)
+                return what + _stopping(rest)
             case from_zygote.StoreEnded() | events.ZygoteGone() | from_zygote.StartFailed() if (
                 failed := describe_failure(state)
             ):
-                return failed + _stopping_all(rest)
+                return failed + _stopping(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
 
@@ -414,17 +414,14 @@ def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
     return f"generation {resize.generation} {verb} {' and '.join(who)}: {resize.shapes}"
 
 
-def _stopping_all(number: int) -> str:
-    if number < 1:
-        return ""
-    return "; stopping the rank on this node" if number == 1 else f"; stopping {number} ranks"
-
-
 def _processes(pids: list[int]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
 
 
+def _stopping(number: int, one: str = "the rank on this node", several: str = "") -> str:
+    what = one if number == 1 else f"{several}{number} ranks"
+    return f"; stopping {what}" if number > 0 else ""
+
+
 def _stopping_others(number: int) -> str:
-    if number < 1:
-        return ""
-    return "; stopping the other rank" if number == 1 else f"; stopping the other {number} ranks"
+    return _stopping(number, "the other rank", "the other ")
