@@ -79,7 +79,7 @@ def run(options: Options, invocation: Invocation) -> int:
         withdraw_if_launch(options, error)
         raise
     if request.console.is_json:
-        from meshrun.console.json_lines import as_json_message
+        from meshrun.console.lines import as_json_message
 
         set_message_format(as_json_message)
     if invocation.hosts_present or invocation.caller is None:  # not for launch()

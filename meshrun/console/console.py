@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel_block
-from meshrun.console.json_lines import as_json_lines
-from meshrun.console.lines import LineAssembler, Piece, Prefix
+from meshrun.console.lines import LineAssembler, Piece, Prefix, as_json_lines
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.host.descriptors import discard_output
 from meshrun.host.printable import printable
@@ -91,8 +90,6 @@ class Console:
         """Whether we are in the foreground, and so may draw below the lines and clear there."""
         self._is_stdout_piped = False
         """Whether lines went to a pipe on stdout, whose reader may print on our terminal."""
-        self._watched: set[int] = set()
-        """Descriptors of outlets that the reactor writes."""
         self._reported_lost: set[Outlet] = set()
         self._recent = b""
         """The last lines on stderr."""
@@ -220,17 +217,13 @@ class Console:
 
     def watch_readers(self, reactor: Reactor) -> None:
         """Have the reactor write on once readers take more, and stop where nothing waits."""
-        waiting = {}
-        for outlet in self.waiting:
-            if outlet.needs_select:
-                waiting[outlet.fileno()] = outlet
+        for outlet in {self._out, self._err}:
+            if not outlet.queued_bytes:
+                reactor.remove_writer(outlet)
+            elif outlet.needs_select:
+                reactor.add_writer(outlet, outlet.flush)
             else:
                 outlet.flush()
-        for fd in self._watched - waiting.keys():
-            reactor.remove(fd)
-        for fd in waiting.keys() - self._watched:
-            reactor.add_writer(fd, waiting[fd].flush)
-        self._watched = set(waiting)
 
     def wait_for_reader(self, reactor: Reactor, timeout_s: float | None) -> None:
         """Block until a reader takes more, or for the timeout; for the end of a launch."""

@@ -1,11 +1,14 @@
 """Splits the bytes of a stream into whole lines and progress states, with prefixes.
 
-Copies lines that contain certain words to a file (torchrun's duplicate filters).
+Lines with certain words are copied to a file (torchrun's duplicate filters), and lines for a log
+collector become JSON objects (``--log-format json``).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 
 from msgspec import Struct
 
@@ -125,6 +128,23 @@ class LineCopy:
                 file.write(text)
         except OSError as error:
             self.error = error
+
+
+def as_json_lines(text: str, **fields: object) -> str:
+    """Return each line of a text as a JSON object with ``time``, the fields and ``message``."""
+    lines = text.removesuffix("\n").split("\n")
+    return "".join(_as_json(line.removesuffix("\r"), **fields) + "\n" for line in lines)
+
+
+def as_json_message(text: str) -> str:
+    """Return a message of meshrun's, with any number of lines, as one JSON object."""
+    level = "error" if "error: " in text else "info"
+    return _as_json(text.strip("\n").removeprefix("meshrun: "), source="meshrun", level=level)
+
+
+def _as_json(message: str, **fields: object) -> str:
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, **fields, "message": message})
 
 
 def _cut_between_characters(data: bytes) -> int:

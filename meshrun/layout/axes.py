@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, islice, product
+from itertools import accumulate, chain, pairwise, product
 
 Digit = tuple[int, int]
 """(size, stride): a rank's index is ``rank // stride % size``."""
@@ -114,22 +114,21 @@ class Axis:
         groups = parts.total // self.size
         if reach == 0:
             return 0
-        if parts.starts:
-            return groups - sum(
-                self._firsts_below(end - reach) - self._firsts_below(start)
-                for start, end in zip(parts.starts, islice(parts.starts, 1, None), strict=False)
-                if end - start > reach
-            )
-        each = parts.counts[0]
-        if reach >= each:
-            return groups
-        # The pattern of groups repeats after `period` ranks.
-        period = math.lcm(self.digits[0][0] * self.digits[0][1], each)
+        starts: Iterable[int] = parts.starts
+        repeats = 1
+        if not parts.starts:
+            each = parts.counts[0]
+            if reach >= each:
+                return groups
+            # The pattern of groups repeats after `period` ranks.
+            period = math.lcm(self.digits[0][0] * self.digits[0][1], each)
+            starts, repeats = range(0, period + 1, each), parts.total // period
         inside = sum(
-            self._firsts_below(start + each - reach) - self._firsts_below(start)
-            for start in range(0, period, each)
+            self._firsts_below(end - reach) - self._firsts_below(start)
+            for start, end in pairwise(starts)
+            if end - start > reach
         )
-        return groups - inside * (parts.total // period)
+        return groups - inside * repeats
 
     def is_rail_aligned(self, nodes: Parts) -> bool:
         """Return whether the ranks of each group have the same local rank."""
