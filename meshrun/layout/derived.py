@@ -170,7 +170,12 @@ def derive(
     solved = tuple(_solve_view(view, mesh.known_size) for view in views)
     for view in solved:
         _add_view(view, root, found)
-    _check_view_names(solved, {**root, **found})
+    names: set[str] = set()
+    for view in solved:
+        if view.name in names:
+            raise _error(f"view `{view.name}` is defined twice", str(view), 0, view.name)
+        _check_free(str(view), view.name, {**root, **found})
+        names.add(view.name)
     return solved, found
 
 
@@ -225,15 +230,6 @@ def _add_view(view: View, root: dict[str, Axis], found: dict[str, Axis]) -> None
                 "dims with the same name must have the same groups; rename or move this one",
             )
         at += len(f"{name}={size},")
-
-
-def _check_view_names(views: tuple[View, ...], dims: dict[str, Axis]) -> None:
-    names: set[str] = set()
-    for view in views:
-        if view.name in names:
-            raise _error(f"view `{view.name}` is defined twice", str(view), 0, view.name)
-        _check_free(str(view), view.name, dims)
-        names.add(view.name)
 
 
 def _check_free(text: str, name: str, taken: dict[str, Axis], at: int = 0) -> None:

@@ -64,10 +64,10 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
     if layout.mesh is None and not dims:
         return layout.own_rank, layout.world_size
     chosen = dims or _default_dims(layout)
-    if not _are_apart(layout, chosen):
+    axes = tuple(layout.axis(dim) for dim in chosen)
+    if len(set(chosen)) < len(chosen) or rest_of(layout.world_size, axes) is None:
         raise LayoutError(
-            f"data dims {quoted(chosen)} overlap",
-            hint="pass dims that do not overlap",
+            f"data dims {quoted(chosen)} overlap", hint="pass dims that do not overlap"
         )
     part, parts = 0, 1
     for dim in chosen:
@@ -86,9 +86,3 @@ def _default_dims(layout: Layout) -> tuple[str, ...]:
             hint="name them, as in --mesh dp=2,tp=4, or pass their indices: data_shard(0)",
         )
     return tuple(name for name in names if name in _DATA_DIMS or name.startswith(_DATA_PREFIX))
-
-
-def _are_apart(layout: Layout, dims: tuple[str | int, ...]) -> bool:
-    """Return whether every combination of indices occurs, and all equally often."""
-    axes = tuple(layout.axis(dim) for dim in dims)
-    return len(set(dims)) == len(dims) and rest_of(layout.world_size, axes) is not None

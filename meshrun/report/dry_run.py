@@ -58,7 +58,8 @@ def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
         parts += ["\ndims", _dims(plan.layout), line]
     parts += _devices_here(plan)
     if small:
-        parts += ["\nworkers", _workers(plan)]
+        headers, *rows = _cells(plan)
+        parts += ["\nworkers", new_table(headers, rows, texts=("host", "device"))]
     elif not every_row:
         parts += ["\nnodes", _nodes(plan)]
         parts.append(f"use --all to list all {plan.layout.world_size:,} workers")
@@ -148,16 +149,14 @@ def _grid(layout: Layout) -> Table | None:
     if columns > _MAX_COLUMNS:
         return None
     *outer_labels, last = layout.dim_labels
-    place = " ".join(outer_labels)
+    place, nodes = " ".join(outer_labels), layout.nnodes > 1
     table = new_table((place, *(f"{last}={column}" for column in range(columns))), texts={place})
     for first in range(0, layout.world_size, columns):
         outer = " ".join(str(index) for index in layout.coordinate(first)[:-1])
-        table.add_row(outer, *(_cell(layout, rank) for rank in range(first, first + columns)))
+        ranks = range(first, first + columns)
+        cells = (f"{rank} n{layout.node_rank(rank)}" if nodes else str(rank) for rank in ranks)
+        table.add_row(outer, *cells)
     return table
-
-
-def _cell(layout: Layout, rank: int) -> str:
-    return f"{rank} n{layout.node_rank(rank)}" if layout.nnodes > 1 else str(rank)
 
 
 def _dims(layout: Layout) -> Table:
@@ -226,11 +225,6 @@ def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
         if weakest := links.weakest_of([link for link in found if link is not None]):
             devices = " ".join(map(str, sorted(found[weakest])))
             yield f"{label}: slowest link on this node {weakest}, between gpus {devices}"
-
-
-def _workers(plan: LaunchPlan) -> Table:
-    headers, *rows = _cells(plan)
-    return new_table(headers, rows, texts=("host", "device"))
 
 
 def _options(plan: LaunchPlan) -> Table:

@@ -117,7 +117,7 @@ class Metrics(Watcher):
     def _respond(self, path: str, headers: Mapping[str, str]) -> Response:
         if path == "/metrics":
             is_open = "application/openmetrics-text" in headers.get("accept", "")
-            text = _render(self._families(), is_open=is_open)
+            text = "".join(f"{line}\n" for line in _lines(self._families(), is_open))
             return Response(text, content_type=_OPEN_METRICS if is_open else _PLAIN)
         if path == "/healthz":
             if self._state.hung is not None:
@@ -197,12 +197,8 @@ def _reason(cause: Cause) -> str:
     return "hang" if "no rank made progress" in cause.description else cause.description
 
 
-def _render(families: Iterable[Family], *, is_open: bool) -> str:
-    """Return the metrics as OpenMetrics if ``is_open``, else in the older format."""
-    return "".join(f"{line}\n" for line in _lines(families, is_open))
-
-
 def _lines(families: Iterable[Family], is_open: bool) -> Iterator[str]:
+    """Yield the metrics as OpenMetrics if ``is_open``, else in the older format."""
     for family in families:
         name = f"meshrun_{family.name}"
         sample = f"{name}_total" if family.kind == "counter" else name

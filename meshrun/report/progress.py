@@ -226,8 +226,8 @@ class StartProgress(Watcher):
             if cause.resize is not None:
                 text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
             self._console.note(text)
-        elif self._started and self._has_mesh and self._console.shows_status:
-            mesh, device = self.plan.layout.mesh, self.plan.device_type
+        elif self._started and (mesh := self.plan.layout.mesh) and self._console.shows_status:
+            device = self.plan.device_type
             self._console.note(f"mesh {mesh} ready on {device} in {self._elapsed_s:.1f} s")
 
     def _note_stop(self, event: events.Event, state: State, *, restarts: bool) -> None:
@@ -298,10 +298,6 @@ class StartProgress(Watcher):
             )
 
     @property
-    def _has_mesh(self) -> bool:
-        return self.plan.layout.mesh is not None
-
-    @property
     def _elapsed_s(self) -> float:
         """Time since this generation began."""
         return (time.monotonic_ns() - self._began_ns) / 1e9
@@ -312,7 +308,7 @@ class StartProgress(Watcher):
         started = sum(rank_state.pid is not None for rank_state in state.ranks.values())
         joined = sum(rank_state.joined for rank_state in state.ranks.values())
         ready = sum(rank_state.ready for rank_state in state.ranks.values())
-        elapsed = f"{self._elapsed_s:.1f} s"
+        elapsed, has_mesh = f"{self._elapsed_s:.1f} s", self.plan.layout.mesh is not None
         if ready == total:
             return ""
         if state.begin_ns is not None:
@@ -322,12 +318,12 @@ class StartProgress(Watcher):
             return "waiting for the other nodes" if waits else "importing torch"
         if started < total:
             return f"started {started} of {ranks} ({elapsed})"
-        if self._has_mesh and joined < total:
+        if has_mesh and joined < total:
             is_checking = self._is_checking and not joined
             what = "checking the mesh" if is_checking else f"{joined} of {ranks} joined"
             return f"{what} ({elapsed})"
         some = f"{ready} of {ranks}"
-        what = f"mesh built on {some}" if self._has_mesh else f"{some} ready"
+        what = f"mesh built on {some}" if has_mesh else f"{some} ready"
         return f"{what} ({elapsed})"
 
     def _describe_stop(self, event: events.Event, state: State) -> str:

@@ -102,13 +102,9 @@ def parse_error_json(text: str) -> MeshrunError:
 
 
 def _error_values(error: MeshrunError) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    values = vars(error).items()  # which may include notes
+    plain = {name: value for name, value in values if isinstance(value, str | int | None)}
     return {"kind": type(error).__name__, **plain, "exit_code": error.exit_code}
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON can represent a value, unlike an exception's notes."""
-    return value is None or isinstance(value, str | int)
 
 
 def _error(values: dict[str, Any]) -> MeshrunError:

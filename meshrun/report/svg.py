@@ -19,7 +19,6 @@ from meshrun.report.svg_style import (
     PLAIN,
     Drawing,
     color_class,
-    coordinate_text,
     corners,
     dot,
     line,
@@ -219,7 +218,7 @@ def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]
             color = PLAIN
             if color_dim is not None:
                 color = color_class(coordinate[color_dim], layout.sizes[color_dim])
-            corner, detail = sheet.cells.corners[rank], coordinate_text(coordinate)
+            corner, detail = sheet.cells.corners[rank], ",".join(map(str, coordinate))
             yield cell(sheet.cells, corner, color, title, label=rank, detail=detail)
     yield "</g>"
 

@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from meshrun.layout import Layout
 from meshrun.report.svg_style import (
-    coordinate_text,
     dot,
     line,
     shorten_label,
@@ -137,7 +136,7 @@ def _cells(layout: Layout) -> Cells:
     last = layout.world_size - 1
     if layout.world_size > _DETAILED:
         return Cells(False, max(20.0, width_of(str(last), 9) + 5), 16.0)
-    widest = width_of(coordinate_text(tuple(size - 1 for size in layout.sizes)), 9)
+    widest = width_of(",".join(str(size - 1) for size in layout.sizes), 9)
     height = 36.0 if layout.sizes else 30.0
     return Cells(True, max(36.0, width_of(str(last), 13) + 10, widest + 8), height)
 

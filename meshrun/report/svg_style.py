@@ -135,11 +135,6 @@ def shorten_label(text: str) -> str:
     return text if len(text) <= 24 else text[:23] + "…"
 
 
-def coordinate_text(coordinate: tuple[int, ...]) -> str:
-    """Return a coordinate as a cell shows it."""
-    return ",".join(map(str, coordinate))
-
-
 def words(text: str) -> str:
     """Return ``text`` escaped for XML."""
     return escape(_NOT_IN_XML.sub("\ufffd", text))
