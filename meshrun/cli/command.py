@@ -127,7 +127,10 @@ def run_command_line(
     invocation: Invocation, *, report_error: Callable[[MeshrunError], None] = _print_error
 ) -> NoReturn:
     """Run the command line of this process and exit with its code."""
-    _open_streams()
+    # Make objects for standard streams that were closed (``2>&-``), and lose no output.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+    sys.stdout = patient(sys.stdout or open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    sys.stderr = patient(sys.stderr or open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     if (task := invocation.task) is not None and task.is_first:
         call_at_end(partial(task.report_end, is_over=True))
     foreign = [*BETWEEN_LAUNCHERS] if invocation.caller is None else []  # left over from another
@@ -181,10 +184,3 @@ def _met_a_shadow(error: Exception) -> bool:
     from meshrun.host.users_files import is_users_file
 
     return error.path is not None and is_users_file(error.path)
-
-
-def _open_streams() -> None:
-    """Make objects for standard streams that were closed (``2>&-``); lose no output."""
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
-    sys.stdout = patient(sys.stdout or open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-    sys.stderr = patient(sys.stderr or open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -153,6 +153,10 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
             "--place auto requires --intra-node or --intra-domain",
             hint="for example: --intra-node tp",
         )
+    is_json = options.log_format == "json"
+    for row in _FOR_PEOPLE:
+        if is_json and options.value(row):
+            raise UsageError(f"--log-format json cannot be used with {row.flag}")
     request = LaunchRequest(
         program=program,
         mesh=_mesh(options),
@@ -219,7 +223,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
             collapse=options.collapse,
             nodes=options.console,
             verbose=options.verbose,
-            is_json=_is_json(options),
+            is_json=is_json,
         ),
         sources=_sources(options),
         notes=tuple(_notes(options, unknown)),
@@ -449,14 +453,6 @@ def _template(options: Options) -> str | None:
     if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
         return None
     return options.log_line_prefix_template or options.env.get(TEMPLATE_VARIABLE)
-
-
-def _is_json(options: Options) -> bool:
-    is_json = options.log_format == "json"
-    for row in _FOR_PEOPLE:
-        if is_json and options.value(row):
-            raise UsageError(f"--log-format json cannot be used with {row.flag}")
-    return is_json
 
 
 def _start_method(options: Options) -> StartMethod | None:

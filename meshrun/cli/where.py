@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 
 from meshrun import __version__, app
@@ -72,12 +72,17 @@ def detect(options: Options) -> Detected:
 def render_bug_report(options: Options) -> str:
     """Return the report, without starting anything or importing torch."""
     mask, line = Mask(options.env), options.line
+    variables = [
+        f"{name}={MASK if is_secret(name) or name.endswith(_ABOUT_THE_USER) else mask.text(value)}"
+        for name, value in sorted(options.env.items())
+        if _VARIABLES.match(name)
+    ]
     detected, plan = _detected_and_plan(options)
     parts = {
         "Versions": "\n".join(_versions()),
         "Machine": "\n".join(_machine()),
         "Detected": mask.text(detected),
-        "Environment": "\n".join(_environment(options.env, mask)),
+        "Environment": "\n".join(variables),
         "Command line": " ".join(["meshrun", *mask.words(line.words())]),
         "Plan": mask.text(plan),
     }
@@ -119,12 +124,6 @@ def _machine() -> Iterator[str]:
         if driver:
             yield f"NVIDIA driver {driver}"
         yield from (f"GPU {gpu.label}: {gpu.model or 'model unknown'}" for gpu in facts.gpus)
-
-
-def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
-    for name in sorted(filter(_VARIABLES.match, env)):
-        is_hidden = is_secret(name) or name.endswith(_ABOUT_THE_USER)
-        yield f"{name}={MASK if is_hidden else mask.text(env[name])}"
 
 
 def _detected_and_plan(options: Options) -> tuple[str, str]:

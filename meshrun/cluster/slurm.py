@@ -82,10 +82,18 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
         in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
     )
     evidence = f"step {step} of job {job} (SLURM_STEP_ID)"
-    job_id, coordinator = f"{job}.{step}", _coordinator(env, hosts[0])
+    # The first node, with its address if `srun` ran there.
+    is_first = env.get("SLURM_SUBMIT_HOST") == hosts[0]
+    address = env.get("SLURM_LAUNCH_NODE_IPADDR") if is_first else None
     return replace(
         facts_of_node(
-            "Slurm", evidence, job_id, node_rank, nnodes, hosts=hosts, coordinator=coordinator
+            "Slurm",
+            evidence,
+            f"{job}.{step}",
+            node_rank,
+            nnodes,
+            hosts=hosts,
+            coordinator=(hosts[0], address),
         ),
         domain=_domain(env),
         task=task,
@@ -220,12 +228,6 @@ def _domain(env: Mapping[str, str]) -> str:
     if (own := env.get("SLURMD_NODENAME")) and address.endswith(f".{own}"):
         above = address.removesuffix(f".{own}")  # a node's name may contain periods
     return above if last in ("switch", "block") and node else ""
-
-
-def _coordinator(env: Mapping[str, str], first: str) -> tuple[str, ...]:
-    """Return the first node, with its address if ``srun`` ran there."""
-    address = env.get("SLURM_LAUNCH_NODE_IPADDR")
-    return (first, address) if address and env.get("SLURM_SUBMIT_HOST") == first else (first,)
 
 
 def _expanded(

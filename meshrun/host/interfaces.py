@@ -74,14 +74,11 @@ def interface_variables(interface: str | None) -> dict[str, str]:
     interface. gVisor lists them in a different order each time, so some ranks would use an IPv4
     address and others an IPv6 one, which cannot connect.
     """
-    if interface is None or _is_gvisor():
+    system = os.uname()
+    is_gvisor = "gvisor" in system.release or system.version == _GVISOR
+    if interface is None or is_gvisor:
         return {}
     return {GLOO_INTERFACE: interface, NCCL_INTERFACE: f"={interface}"}
-
-
-def _is_gvisor() -> bool:
-    system = os.uname()
-    return "gvisor" in system.release or system.version == _GVISOR
 
 
 def is_unspecified(address: str) -> bool:

@@ -79,7 +79,9 @@ class Mask:
         if self._secrets is not None:
             text = self._secrets.sub(MASK, text)
         text = _IN_URL.sub(rf"\g<user>:{MASK}@", text)
-        return _PAIR.sub(_mask_pair, text)
+        return _PAIR.sub(
+            lambda pair: f"{pair['name']}={MASK}" if is_secret(pair["name"]) else pair[0], text
+        )
 
     def words(self, words: Iterable[str]) -> tuple[str, ...]:
         """Return the words of a command line with secrets masked, also in ``--token VALUE``."""
@@ -99,7 +101,3 @@ class Mask:
     def _word(self, word: str) -> str:
         name, equals, _ = word.partition("=")
         return f"{name}={MASK}" if equals and is_secret(name) else self.text(word)
-
-
-def _mask_pair(pair: re.Match[str]) -> str:
-    return f"{pair['name']}={MASK}" if is_secret(pair["name"]) else pair[0]

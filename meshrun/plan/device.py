@@ -100,16 +100,12 @@ def check_count(device_type: str, count: int, workers: int) -> None:
         LayoutError: If there are not enough.
     """
     if count < workers:
+        hint = "use --device cpu to run the same mesh over gloo"
+        if count:
+            nodes, most = math.ceil(workers / count), f"{count} worker{plural(count)}"
+            hint = f"use at most {most} per node, such as with --nnodes {nodes}, or --device cpu"
         raise LayoutError(
             f"{workers} worker{plural(workers)} need{'s' * (workers == 1)} {workers} {device_type}"
             f" device{plural(workers)}, but this machine has {count or 'none'}",
-            hint=_device_hint(count, workers),
+            hint=hint,
         )
-
-
-def _device_hint(count: int, workers: int) -> str:
-    if count == 0:
-        return "use --device cpu to run the same mesh over gloo"
-    nodes = math.ceil(workers / count)
-    most = f"use at most {count} worker{plural(count)} per node"
-    return f"{most}, such as with --nnodes {nodes}, or --device cpu"

@@ -51,8 +51,8 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
             f"{flag} mixes {mixed}",
             hint="use one kind: CUDA ends its list of devices where the kind changes",
         )
-    twice = [name for name, times in Counter(map(_plain, found)).items() if times > 1]
-    if twice:
+    plain = (str(int(entry)) if entry.isdecimal() else entry for entry in found)
+    if twice := [name for name, times in Counter(plain).items() if times > 1]:
         raise UsageError(
             f"{flag} {text} names {twice[0]} more than once", hint="name each GPU once"
         )
@@ -67,10 +67,6 @@ def _expand(entry: str, flag: str) -> list[str]:
             hint="put the lower number first, as in 2-3",
         )
     return [str(number) for number in range(first, last + 1)]
-
-
-def _plain(entry: str) -> str:
-    return str(int(entry)) if entry.isdecimal() else entry
 
 
 def choose_gpus(

@@ -256,7 +256,10 @@ class Controller:
             return
         if self._can_spare(session):
             if code:
-                self._retry.add(session, self._describe(session, code), report=False)
+                how = f"code {code}" if code > 0 else signal_name(-code)
+                trouble = _trouble(session)
+                why = trouble.message if trouble else f"its launcher exited with {how}"
+                self._retry.add(session, HostFailure(session.host.name, why), report=False)
             return
         if code or self._policy.ends_with_first:
             self._enter(ControllerPhase.CLOSING)
@@ -278,12 +281,6 @@ class Controller:
             return False
         self._lose(why, session)  # it is the first one, without which the others restart
         return True
-
-    def _describe(self, session: HostSession, code: int) -> HostFailure:
-        if (trouble := _trouble(session)) is not None:
-            return HostFailure(session.host.name, trouble.message)
-        how = f"code {code}" if code > 0 else signal_name(-code)
-        return HostFailure(session.host.name, f"its launcher exited with {how}")
 
     def _why_lost(self, session: HostSession) -> str | None:
         """Return why a host is lost, if its launcher did not exit normally."""

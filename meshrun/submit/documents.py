@@ -50,7 +50,7 @@ class Commented(Struct, frozen=True):
 
 def render_yaml(document: Mapping[str, Any]) -> str:
     """Return a document of mappings, lists, texts, numbers, booleans and nulls."""
-    return "".join(f"{line}\n" for line in _mapping(document, ""))
+    return "".join(f"{line}\n" for line in _block(document, ""))
 
 
 def quote(text: str) -> str:
@@ -72,36 +72,23 @@ def _escape(sign: str) -> str:
     return sign if is_plain else sign.encode("unicode_escape").decode()
 
 
-def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Commented):
-            yield from (f"{indent}# {line}" for line in value.comment.splitlines())
-            value = value.value  # noqa: PLW2901 - the value itself
-        yield from _entry(f"{indent}{quote(key)}:", value, indent)
-
-
-def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        yield head
-        yield from _mapping(value, indent + _INDENT)
-    elif isinstance(value, list) and value:
-        yield head
-        yield from _list(value, indent + _INDENT)
-    else:
-        yield f"{head} {_scalar(value)}"
-
-
-def _list(values: list[Any], indent: str) -> Iterator[str]:
-    for value in values:
-        comment = value.comment.splitlines() if isinstance(value, Commented) else []
-        yield from (f"{indent}# {line}" for line in comment)
-        plain = value.value if isinstance(value, Commented) else value
-        if isinstance(plain, Mapping) and plain:
-            first, *rest = _mapping(plain, indent + _INDENT)
-            yield f"{indent}- {first.lstrip()}"
+def _block(values: Mapping[str, Any] | list[Any], indent: str) -> Iterator[str]:
+    """Yield the lines of a mapping or a list that is not empty."""
+    pairs = values.items() if isinstance(values, Mapping) else ((None, each) for each in values)
+    for key, given in pairs:
+        head, value = indent + ("-" if key is None else f"{quote(key)}:"), given
+        if isinstance(given, Commented):
+            yield from (f"{indent}# {line}" for line in given.comment.splitlines())
+            value = given.value
+        if not isinstance(value, Mapping | list) or not value:
+            yield f"{head} {_scalar(value)}"
+        elif key is None:
+            first, *rest = _block(value, indent + _INDENT)
+            yield f"{head} {first.lstrip()}"
             yield from rest
         else:
-            yield f"{indent}- {_scalar(plain)}"
+            yield head
+            yield from _block(value, indent + _INDENT)
 
 
 def _scalar(value: Any) -> str:
