@@ -116,7 +116,7 @@ def launch(
     from contextlib import ExitStack
 
     from meshrun.host.folder import remove_stale_folders
-    from meshrun.host.sockets import listen_on
+    from meshrun.host.network import listen_on
     from meshrun.report.watchers import make_watchers
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program

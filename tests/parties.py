@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from meshrun.host.forked_call import ForkedCall
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes, ShowStacks
 from meshrun.protocol.generation import Cause

@@ -353,7 +353,7 @@ def launch_on_ray(options: Options, request: LaunchRequest, invocation: Invocati
         return 0
     check_program(request.program)
     is_call = invocation.caller is not None and request.program.target == PROGRAM
-    grace_s = request.shutdown_timeout_s + request.node_timeout_s
+    grace_s = request.shutdown_timeout_s + request.rendezvous.node_timeout_s
     cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
     try:
         access = request.access

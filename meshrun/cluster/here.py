@@ -22,8 +22,8 @@ from meshrun.cluster.detect import detect_cluster
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import call, entry_points, load
-from meshrun.host.interfaces import addresses_in_networks
 from meshrun.host.named_files import read_small
+from meshrun.host.network import addresses_in_networks
 from meshrun.host.sysfs import boot_id
 
 PLUG_INS = "meshrun.clusters"

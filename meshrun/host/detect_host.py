@@ -13,13 +13,12 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.host.cores import allowed_cpus, count_cores, count_usable_cores, may_bind
 from meshrun.host.gpus import read_domain, read_gpu_links, visible_gpus
-from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import NEARNESS, Cpu, Gpu, HostFacts, Nics, Topology, parse_cpus
+from meshrun.host.network import networks_of_interfaces
 from meshrun.host.sysfs import device_folder, nearness, read_number, read_text
 from meshrun.host.visibility import Build, listed_devices, visibility_variables
 
@@ -178,33 +177,28 @@ def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, .
     )
 
 
-class _Device(Struct, frozen=True):
-    name: str
-    place: Path
-    port: str
-
-
-def _devices(folder: Path, port_of: Callable[[Path], str | None]) -> Iterator[_Device]:
-    """Yield each connected device; virtual ones have no ``device`` link."""
+def _devices(
+    folder: Path, port_of: Callable[[Path], str | None]
+) -> Iterator[tuple[str, Path, str]]:
+    """Yield (name, place, port) of each connected device; virtual ones have no ``device`` link."""
     for link in sorted(folder.glob("*/device")):
         if (port := port_of(link.parent)) is not None:
-            yield _Device(link.parent.name, link.resolve(), port)
+            yield link.parent.name, link.resolve(), port
 
 
-def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Nics | None:
+def _nearest(
+    sysfs: Path, address: str | None, devices: Sequence[tuple[str, Path, str]]
+) -> Nics | None:
     if address is None:
         return None
     gpu = device_folder(sysfs, address)
-    found = [(nearness(gpu, device.place), device) for device in devices]
-    least = min((far for far, _ in found if far is not None), default=None)
+    found = [(nearness(gpu, place), name, port) for name, place, port in devices]
+    least = min((far for far, _, _ in found if far is not None), default=None)
     if least is None:
         return None
-    near = [device for far, device in found if far == least]
-    return Nics(
-        names=tuple(device.name for device in near),
-        nearness=NEARNESS[least],
-        ports=tuple(device.port for device in near if device.port),
-    )
+    names = tuple(name for far, name, _ in found if far == least)
+    ports = tuple(port for far, _, port in found if far == least and port)
+    return Nics(names=names, nearness=NEARNESS[least], ports=ports)
 
 
 def _active_port(card: Path) -> str | None:

@@ -104,11 +104,8 @@ class GpuLinks(Struct, frozen=True, kw_only=True):
 
     def weakest(self, devices: Sequence[int]) -> str | None:
         """Return the slowest link between any two of ``devices``; ``None`` for fewer than two."""
-        count = len(self.pairs)
-        here = [device for device in devices if device < count]
-        return self.weakest_of(
-            [self.pairs[first][second] for first, second in combinations(here, 2)]
-        )
+        here = [device for device in devices if device < len(self.pairs)]
+        return self.weakest_of([self.pairs[one][other] for one, other in combinations(here, 2)])
 
     @staticmethod
     def weakest_of(links: Sequence[str]) -> str | None:

@@ -94,16 +94,13 @@ class Nvml:
 
     def gpus(self) -> dict[int, Handle | None]:
         """Return the GPUs that this process may use, by number; ``None`` if one does not answer."""
-        handles = [Handle() for _ in range(self.number("nvmlDeviceGetCount_v2") or 0)]
-        codes = [
-            self._code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-            for index, handle in enumerate(handles)
-        ]
-        return {
-            index: handles[index] if code == 0 else None
-            for index, code in enumerate(codes)
-            if code != _NO_PERMISSION
-        }
+        found: dict[int, Handle | None] = {}
+        for index in range(self.number("nvmlDeviceGetCount_v2") or 0):
+            place, handle = ctypes.c_uint(index), Handle()
+            code = self._code("nvmlDeviceGetHandleByIndex_v2", place, ctypes.byref(handle))
+            if code != _NO_PERMISSION:
+                found[index] = handle if code == 0 else None
+        return found
 
     def whole_gpu(self, gpu: Gpu) -> Handle | None:
         """Return a GPU; for a MIG instance, the GPU that it is a part of."""

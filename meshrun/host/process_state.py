@@ -288,12 +288,8 @@ class Delays(Struct, frozen=True, kw_only=True):
     """Time taken by the hypervisor, summed over all cores."""
 
     def __sub__(self, before: Delays) -> Delays:
-        return Delays(
-            cpu_s=self.cpu_s - before.cpu_s,
-            runnable_s=self.runnable_s - before.runnable_s,
-            disk_s=self.disk_s - before.disk_s,
-            steal_s=self.steal_s - before.steal_s,
-        )
+        names = self.__struct_fields__
+        return Delays(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 def read_delays(pid: int) -> Delays:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
 from meshrun.host import rank_variables as var
-from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
+from meshrun.host.network import interface_variables, own_address_towards, own_addresses, resolve
 from meshrun.wording import quoted
 
 if TYPE_CHECKING:

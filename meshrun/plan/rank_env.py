@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from meshrun.host import rank_variables as var
-from meshrun.host.interfaces import interface_variables
 from meshrun.host.machine import Gpu
+from meshrun.host.network import interface_variables
 from meshrun.host.own_variables import SECRET_VARIABLES
 from meshrun.layout.environment import format_layout
 from meshrun.plan.choices import STOP_SIGNALS

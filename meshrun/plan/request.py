@@ -246,11 +246,6 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
         return self.sigterm_repeats and signal.SIGQUIT not in asked
 
     @property
-    def node_timeout_s(self) -> float:
-        """How long another node or host may be silent."""
-        return self.rendezvous.node_timeout_s
-
-    @property
     def needs_scheduler(self) -> bool:
         """Whether only a scheduler can say where the nodes meet."""
         knows_where = self.rendezvous.has_address or self.rendezvous.standalone

@@ -8,10 +8,9 @@ import socket
 from collections.abc import Callable, Sequence
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import interface_of, is_loopback, outward_address
+from meshrun.host.network import Connecting, Lookup, interface_of, is_loopback, outward_address
 from meshrun.host.printable import one_line
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import Connecting, Lookup
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.endpoint import endpoint_here

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from meshrun.host.descriptors import WriteBuffer
-from meshrun.host.interfaces import address_of
+from meshrun.host.network import address_of
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.events import NodeLost
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter

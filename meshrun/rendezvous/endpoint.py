@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from meshrun.host.host_names import first_label
-from meshrun.host.interfaces import is_loopback, own_addresses
+from meshrun.host.network import is_loopback, own_addresses
 
 _LOCAL = ("localhost", "localhost.localdomain")
 

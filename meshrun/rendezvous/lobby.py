@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.host_names import is_address
-from meshrun.host.interfaces import address_of, is_unspecified
+from meshrun.host.network import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import JoinFailed

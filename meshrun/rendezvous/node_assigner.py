@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.host_names import is_address
-from meshrun.host.interfaces import address_of, is_unspecified, own_addresses
+from meshrun.host.network import address_of, is_unspecified, listen_for, listen_on, own_addresses
 from meshrun.host.own_variables import OPEN_STORE
-from meshrun.host.sockets import listen_for, listen_on
 from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import AllJoined

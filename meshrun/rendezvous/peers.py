@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.host_names import is_address
-from meshrun.host.interfaces import outward_address, own_addresses, with_interface_of
+from meshrun.host.network import listen_on, outward_address, own_addresses, with_interface_of
 from meshrun.host.printable import one_line
-from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     RendezvousConfig,
     fallback_port,

@@ -13,7 +13,7 @@ from functools import partial
 
 from meshrun.errors import MeshrunError
 from meshrun.host.host_names import is_address
-from meshrun.host.sockets import Connecting, listen_on
+from meshrun.host.network import Connecting, listen_on
 from meshrun.rendezvous.hub import Hub
 
 _TRY_S = 10.0

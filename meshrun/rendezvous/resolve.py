@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshrun.errors import RendezvousError
-from meshrun.host.sockets import Lookup
+from meshrun.host.network import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous.hub import RETRY_S, Hub
 

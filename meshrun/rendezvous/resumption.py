@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from meshrun.host.interfaces import address_of, interface_of
-from meshrun.host.sockets import Connecting
+from meshrun.host.network import Connecting, address_of, interface_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.hub import RETRY_S

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import RendezvousError
 from meshrun.host.host_names import is_address
-from meshrun.host.interfaces import is_unspecified, own_address_towards
+from meshrun.host.network import is_unspecified, own_address_towards
 from meshrun.host.processes import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Callable
 
 from meshrun.errors import HostError
-from meshrun.host.interfaces import outward_address, own_address_towards
-from meshrun.host.sockets import listen_on
+from meshrun.host.network import listen_on, outward_address, own_address_towards
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.protocol.generation import Withdraw

@@ -9,7 +9,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
-from meshrun.host.interfaces import address_of
+from meshrun.host.network import address_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake, WrongSecretError
 from meshrun.rendezvous.messages import Disconnect, Message, Rejected

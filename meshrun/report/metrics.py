@@ -20,9 +20,9 @@ from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
 from meshrun.host.gpu_state import read_gpu_memory
 from meshrun.host.http_server import HttpServer, Response
+from meshrun.host.network import listen_on
 from meshrun.host.nvml import Driver
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost, RankLate

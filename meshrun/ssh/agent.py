@@ -18,11 +18,10 @@ from typing import IO, Any, NoReturn
 from meshrun.errors import MeshrunError
 from meshrun.host.descriptors import WriteBuffer, read_now
 from meshrun.host.folder import private_folder, read_private, write_private
-from meshrun.host.interfaces import interface_of, is_loopback, outward_address
+from meshrun.host.network import interface_of, is_loopback, listen_on, outward_address
 from meshrun.host.own_variables import LISTENER, NODE_ADDRESS
 from meshrun.host.processes import die_with_parent, interrupts_delayed, send_signal, set_title
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.host.sysfs import boot_id
 from meshrun.protocol.caller import ERROR, JOINED, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack

@@ -174,7 +174,7 @@ class Connector:
                 ],
                 cwd=os.getcwd(),
                 controller=os.uname().nodename,
-                lease_s=self._request.node_timeout_s,
+                lease_s=self._request.rendezvous.node_timeout_s,
                 grace_s=self._request.shutdown_timeout_s,
             )
         )

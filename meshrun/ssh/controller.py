@@ -294,7 +294,9 @@ class Controller:
             return ended.why or None
         if session.is_closed:
             return session.finish().why
-        if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
+        if (
+            silent_s := self._pool.listened - session.received
+        ) > self._request.rendezvous.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
         if self._phase is not ControllerPhase.RUNNING and not self._deadline.is_pending:
             return "it did not exit with the other hosts"
@@ -338,7 +340,7 @@ class Controller:
 
     @property
     def _most_s_to_end(self) -> float:
-        return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
+        return self._request.shutdown_timeout_s + self._request.rendezvous.node_timeout_s + _GRACE_S
 
 
 def _trouble(session: HostSession) -> MeshrunError | None:

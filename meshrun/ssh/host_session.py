@@ -17,7 +17,7 @@ from msgspec import Struct
 from meshrun.console.console import Console, RankStream
 from meshrun.errors import NO_COMMAND, NOT_EXECUTABLE, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import WriteBuffer, read_now
-from meshrun.host.interfaces import own_addresses
+from meshrun.host.network import own_addresses
 from meshrun.host.printable import one_line
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor

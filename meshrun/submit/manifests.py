@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from meshrun.errors import PREEMPTED, RendezvousError, UsageError, exit_code_of
-from meshrun.host.interfaces import is_unspecified
+from meshrun.host.network import is_unspecified
 from meshrun.host.own_variables import SECRET
 from meshrun.host.printable import holds_secret
 from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT

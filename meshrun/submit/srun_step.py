@@ -117,7 +117,7 @@ class _Step:
         self._overdue = self._reactor.call_at(None, self._on_overdue)
         self._has_noted_wait = False
         # Other nodes may notice the end only after the node timeout, and their ranks then save.
-        slowest_s = request.node_timeout_s + request.shutdown_timeout_s + _MARGIN_S
+        slowest_s = request.rendezvous.node_timeout_s + request.shutdown_timeout_s + _MARGIN_S
         self._others_take_s = max(_OTHERS_TAKE_S, slowest_s)
         self._memory = MemoryWatch()
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from meshrun.console.console import Console
-from meshrun.host.interfaces import interface_variables, is_loopback
+from meshrun.host.network import interface_variables, is_loopback
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 

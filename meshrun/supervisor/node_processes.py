@@ -16,11 +16,10 @@ from meshrun.console.output import Output
 from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import allow_descriptors, close_file
-from meshrun.host.interfaces import interface_of
+from meshrun.host.network import LOOPBACK_INTERFACE, interface_of
 from meshrun.host.process_state import handles_signal, read_stat
 from meshrun.host.processes import EndedChildren, killing_children
 from meshrun.host.reactor import Reactor, Steps, finish
-from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan

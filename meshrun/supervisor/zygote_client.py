@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
+from meshrun.host.network import packet_pair
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.process_state import marked_processes
 from meshrun.host.processes import EndedChildren, send_signal, signals_blocked
 from meshrun.host.reactor import Steps
 from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
-from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from meshrun.host.folder import Folder
 from meshrun.host.named_files import absolute, open_nonblocking, who_else_may_write
+from meshrun.host.network import peer_of
 from meshrun.host.process_state import started_at
 from meshrun.host.processes import has_ended, open_pidfd, send_signal_to
-from meshrun.host.sockets import peer_of
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, read_json, unpack
 from meshrun.warm.identity import Mismatch, ServerDescription, changed_library, this_interpreter

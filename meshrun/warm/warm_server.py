@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
+from meshrun.host.network import peer_of
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.process_state import started_at
 from meshrun.host.processes import EnvironVariable, open_pidfd, set_title, signals_blocked
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import peer_of
 from meshrun.host.users_files import module_files
 from meshrun.plan.rank_program import BASE
 from meshrun.protocol.packing import unpack

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from meshrun.host.sockets import peer_of
+from meshrun.host.network import peer_of
 
 _HEAD = struct.Struct("!Q")
 _READ_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from meshrun.errors import InternalError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import without_output
-from meshrun.host.sockets import names_from_files_only
+from meshrun.host.network import names_from_files_only
 from meshrun.layout.environment import read_layout
 from meshrun.mesh.build import build_mesh, set_timeout, this_process
 from meshrun.mesh.current import select_device

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from meshrun.host.sockets import peer_of
+from meshrun.host.network import peer_of
 from meshrun.protocol import codec
 from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankReady
 

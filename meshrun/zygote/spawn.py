@@ -10,9 +10,9 @@ from typing import Any
 
 from meshrun.host import rank_variables as var
 from meshrun.host.cores import bind_to_cpus
+from meshrun.host.network import packet_pair
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.processes import die_with_parent
-from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank

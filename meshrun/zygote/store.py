@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import allow_many_descriptors, note
-from meshrun.host.interfaces import address_of
+from meshrun.host.network import address_of, names_from_files_only
 from meshrun.host.processes import set_title
 from meshrun.host.shortage import TOO_FEW_PROCESSES
-from meshrun.host.sockets import names_from_files_only
 from meshrun.worker.torch_version import check_torch_version
 from meshrun.zygote.guard import Guard
 

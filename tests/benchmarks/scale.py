@@ -22,8 +22,8 @@ from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.protocol.events import NextBegins
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.rendezvous import connection as connection_module

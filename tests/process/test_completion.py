@@ -120,7 +120,7 @@ def test_a_script_knows_every_option(shell: str) -> None:
 def test_every_suggested_value_is_accepted() -> None:
     for row in Options.rows():
         for word in row.suggested:
-            row.parse_given((word,) if row.repeats else word)
+            row.parse((word,) if row.repeats else word, row.flag)
 
 
 def test_an_unknown_shell_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

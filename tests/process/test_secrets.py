@@ -43,7 +43,7 @@ _FROM_OURSELVES = {
 """Modules that turn bytes into objects or code, and where the bytes come from."""
 _UNPICKLE_NOTHING = (
     *("protocol/codec.py", "zygote/server.py", "worker/reporter.py", "supervisor/zygote_client.py"),
-    *("supervisor/loop.py", "supervisor/signals.py", "host/sockets.py"),
+    *("supervisor/loop.py", "supervisor/signals.py", "host/network.py"),
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
     *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_withdrawal.py"),

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from meshrun.host.sockets import listen_for
+from meshrun.host.network import listen_for
 from meshrun.protocol.events import AllJoined
 from meshrun.rendezvous.membership import fit_without_mesh
 from tests.parties import Parties, info

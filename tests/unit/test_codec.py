@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.host.sockets import packet_pair
+from meshrun.host.network import packet_pair
 from meshrun.lifecycle.state import State
 from meshrun.protocol import codec
 from meshrun.protocol.from_zygote import Checked, RankBeat

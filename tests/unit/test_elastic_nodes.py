@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.errors import NodeLostError, UsageError
-from meshrun.host.sockets import listen_on
+from meshrun.host.network import listen_on
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllCleared,

@@ -21,8 +21,8 @@ from meshrun.errors import LayoutError, UsageError
 from meshrun.host.detect_host import add_nics
 from meshrun.host.gpu_state import read_use
 from meshrun.host.gpus import filter_visible, visible_gpus
-from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
+from meshrun.host.network import networks_of_interfaces
 from meshrun.host.nvml import load_nvml
 from meshrun.host.reactor import Reactor
 from meshrun.host.visibility import listed_devices, visibility_variables

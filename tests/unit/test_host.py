@@ -15,9 +15,8 @@ from meshrun.errors import HostError, UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import detect_host
 from meshrun.host.inotify import WriteNotices
-from meshrun.host.interfaces import interface_variables
+from meshrun.host.network import interface_variables, listen_on
 from meshrun.host.process_state import is_stopped, read_status, started_at, wait_until_stopped
-from meshrun.host.sockets import listen_on
 from meshrun.host.sysfs import cgroup_folders
 from meshrun.plan.parse import parse_streams
 from meshrun.plan.request import LogRequest

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.connection import Connection, beat_s
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake

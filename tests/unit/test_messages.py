@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
 from meshrun.protocol.events import Event, LaunchOver, NextBegins, NodesEvent

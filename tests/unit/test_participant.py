@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from meshrun.host.sockets import listen_on
+from meshrun.host.network import listen_on
 from meshrun.plan.rendezvous_config import fallback_port
 from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes
 from meshrun.protocol.events import (

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.protocol.events import AllJoined, FromNodes, JoinFailed
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits, NodeInfo
 from meshrun.protocol.to_zygote import Negotiate
@@ -119,7 +119,7 @@ def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
 ) -> None:
     """As on Debian; node 0 listens on another address, where the second one looks."""
     port = free_port()
-    monkeypatch.setattr("meshrun.host.sockets.look_up", lambda _: ["127.0.1.1"])
+    monkeypatch.setattr("meshrun.host.network.look_up", lambda _: ["127.0.1.1"])
     monkeypatch.setattr("socket.gethostname", lambda: "node0")
     for rank in node_ranks:
         launchers.append(Launcher("node0", host="node0", port=port, node_rank=rank))
@@ -312,7 +312,7 @@ def test_a_name_service_that_never_answers_is_reported(
     launchers: list[Launcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resolver may hang; the time limit applies, and the lookup is stopped."""
-    monkeypatch.setattr("meshrun.host.sockets.look_up", lambda _: signal.pause())
+    monkeypatch.setattr("meshrun.host.network.look_up", lambda _: signal.pause())
     before = children()
     launchers.append(first := Launcher("a", host="node0", port=free_port(), timeout_s=0.2))
     until([first], JoinFailed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshrun import MeshError, current_layout
-from meshrun.host.interfaces import own_address_towards, own_addresses, resolve
+from meshrun.host.network import own_address_towards, own_addresses, resolve
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 
 STEP = {

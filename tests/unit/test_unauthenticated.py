@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
