@@ -165,22 +165,16 @@ def _as_meshrun_error(error: Any) -> MeshrunError:
         return HostError(f"cannot write the output: {error.strerror}")
     if (shortage := describe_shortage(error)) is not None:
         return shortage
-    if _met_a_shadow(error):
-        return UsageError(
-            f"{error.path} is imported in place of Python's `{error.name}`",
-            hint="rename it, or remove its folder from PYTHONPATH",
-        )
+    if isinstance(error, ImportError) and error.path and error.name in sys.stdlib_module_names:
+        from meshrun.host.users_files import is_users_file
+
+        if is_users_file(error.path):
+            return UsageError(
+                f"{error.path} is imported in place of Python's `{error.name}`",
+                hint="rename it, or remove its folder from PYTHONPATH",
+            )
     traceback.print_exception(error)
     return InternalError(
         f"this is a bug in meshrun: {error}",
         hint="please report it with the traceback above and the output of --report-bug",
     )
-
-
-def _met_a_shadow(error: Exception) -> bool:
-    """Whether a file of the user's was imported that has the name of a module of Python."""
-    if not isinstance(error, ImportError) or error.name not in sys.stdlib_module_names:
-        return False
-    from meshrun.host.users_files import is_users_file
-
-    return error.path is not None and is_users_file(error.path)

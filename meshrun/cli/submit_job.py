@@ -219,7 +219,12 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     words = (*(("-m",) if options.module else ()), *options.line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     is_slurm = scheduler == "slurm"
-    exported = () if is_slurm else _exported(options.export)
+    exported: tuple[tuple[str, str], ...] = ()
+    if not is_slurm:  # pods can have these variables, except the secret, as each job has its own
+        forget_variables(CONTROLLER_OPTIONS)
+        found = requested_variables(os.environ, options.export).items()
+        may_have = (pair for pair in found if _VARIABLE.fullmatch(pair[0]) and pair[0] != SECRET)
+        exported = tuple(may_have)
     flag = Options.submit_patch.flag
     paths = () if is_slurm else options.submit_patch
     patches = [read_patches(text_of_file(path, flag), path) for path in paths]
@@ -242,16 +247,6 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
         image=options.image,
         patches=tuple(chain.from_iterable(patches)),
         exported=exported,
-    )
-
-
-def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that pods can have, except the secret, as each job has its own."""
-    forget_variables(CONTROLLER_OPTIONS)
-    return tuple(
-        (name, value)
-        for name, value in requested_variables(os.environ, patterns).items()
-        if _VARIABLE.fullmatch(name) and name != SECRET
     )
 
 

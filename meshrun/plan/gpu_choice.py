@@ -44,7 +44,16 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
                 hint="use numbers such as 0,2-3, UUIDs such as GPU-8932f937, or MIG-... names",
             )
         kinds.setdefault(kind, entry)
-        found += _expand(entry, flag) if "-" in entry and kind == "a number" else [entry]
+        if "-" not in entry or kind != "a number":
+            found.append(entry)
+            continue
+        first, last = map(int, entry.split("-"))
+        if not 0 <= last - first < _MOST:
+            raise UsageError(
+                f"{flag}: `{entry}` is not a range of GPUs",
+                hint="put the lower number first, as in 2-3",
+            )
+        found += map(str, range(first, last + 1))
     if len(kinds) > 1:
         mixed = " and ".join(f"{kind} (`{entry}`)" for kind, entry in kinds.items())
         raise UsageError(
@@ -57,16 +66,6 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
             f"{flag} {text} names {twice[0]} more than once", hint="name each GPU once"
         )
     return tuple(found)
-
-
-def _expand(entry: str, flag: str) -> list[str]:
-    first, last = map(int, entry.split("-"))
-    if not 0 <= last - first < _MOST:
-        raise UsageError(
-            f"{flag}: `{entry}` is not a range of GPUs",
-            hint="put the lower number first, as in 2-3",
-        )
-    return [str(number) for number in range(first, last + 1)]
 
 
 def choose_gpus(
@@ -126,9 +125,11 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
         hint = "number the visible GPUs from 0; --nproc-per-node sets the number of workers"
         raise _not_here(entry, facts, hint)
     gpu = facts.gpus[int(number)]
+    is_numbered_by_cuda = facts.visible_devices is None and facts.visibility[0] == CUDA
     if tile:
         gpu = replace(gpu, entry=f"{gpu.entry}.{tile}")
-    elif _needs_uuid(facts):
+    # CUDA counts the fastest first, unlike nvidia-smi, and not those that do not answer.
+    elif is_numbered_by_cuda and len({gpu.model for gpu in facts.gpus}) > 1:
         if not gpu.uuid:
             raise UsageError(
                 f"--gpus {entry}: the driver cannot reach this GPU",
@@ -156,15 +157,6 @@ def _find_uuid(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
         raise _not_here(entry, facts, "`nvidia-smi -L` lists them; use numbers where nodes differ")
     place, gpu = found[0]
     return place, replace(gpu, entry=gpu.uuid) if facts.visibility[0] == CUDA else gpu
-
-
-def _needs_uuid(facts: HostFacts) -> bool:
-    """Return whether CUDA's numbers may differ from nvidia-smi's.
-
-    It counts the fastest first, and not those that do not answer.
-    """
-    is_numbered = facts.visible_devices is None and facts.visibility[0] == CUDA
-    return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
 
 
 def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:

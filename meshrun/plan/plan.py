@@ -205,9 +205,14 @@ def build_plan(
     address, port = LOOPBACK_ADDRESS, 0
     if rendezvous is None:
         address, port = _choose_store(request.rendezvous)
-    if port or rendezvous is not None:  # without a port, the node rank is ignored
-        _check_node_rank(request.rendezvous, layout.nnodes)
-    node_rank = (request.rendezvous.node_rank or 0) if rendezvous is not None else 0
+    node_rank = request.rendezvous.node_rank or 0
+    uses_rank = port or rendezvous is not None  # without a port, the node rank is ignored
+    if uses_rank and node_rank >= layout.nnodes:
+        raise UsageError(
+            f"--node-rank must be from 0 to {layout.nnodes - 1}, found {node_rank}",
+            hint="number nodes from 0, and check --nnodes",
+        )
+    node_rank = node_rank if rendezvous is not None else 0
     workers = max(1, layout.nproc_per_node[node_rank])
     device = DeviceChoice(None, "chosen by the program")
     if layout.mesh is not None:
@@ -312,14 +317,6 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] 
         + (f", only `{facts.accelerator}`" if facts.accelerator_count else ""),
         hint="use a number, auto, or cpu for one worker per core",
     )
-
-
-def _check_node_rank(rendezvous: Rendezvous, nnodes: int) -> None:
-    if (rendezvous.node_rank or 0) >= nnodes:
-        raise UsageError(
-            f"--node-rank must be from 0 to {nnodes - 1}, found {rendezvous.node_rank}",
-            hint="number nodes from 0, and check --nnodes",
-        )
 
 
 def _device_of_mesh(

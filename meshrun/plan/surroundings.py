@@ -41,8 +41,12 @@ def read_cluster_facts(request: LaunchRequest, *, is_child: bool = False) -> Clu
 
 def read_host_facts(request: LaunchRequest, *, check_host: bool) -> HostFacts:
     """Return the facts that a launch needs, or a dry run, which does not ``check_host``."""
+    # The plan of a CPU mesh rarely depends on this machine's GPUs.
+    uses_gpus = request.mesh is None or request.device != "cpu" or request.virtual_local_rank
+    is_near = request.numa_binding is not None or bool(request.intra_domain)
+    counts = isinstance(request.nproc_per_node, str) or request.gpus is not None
     facts = detect_host(
-        with_gpus=not check_host or _depends_on_gpus(request),
+        with_gpus=not check_host or uses_gpus or is_near or counts,
         with_topology=request.numa_binding is not None,
         with_links=not check_host,
         with_nics=not check_host or request.nic_affinity,
@@ -51,15 +55,6 @@ def read_host_facts(request: LaunchRequest, *, check_host: bool) -> HostFacts:
     if (kind := depends_on_count(request)) is None:
         return facts
     return count_with_torch(facts, kind, request.own_preload, first_path(request.program))
-
-
-def _depends_on_gpus(request: LaunchRequest) -> bool:
-    """Return whether the plan depends on this machine's GPUs; that of a CPU mesh rarely does."""
-    if request.mesh is None or request.device != "cpu":
-        return True
-    is_near = request.numa_binding is not None or bool(request.intra_domain)
-    counts = isinstance(request.nproc_per_node, str)
-    return is_near or counts or request.gpus is not None or request.virtual_local_rank
 
 
 def depends_on_count(request: LaunchRequest) -> str | None:

@@ -222,10 +222,12 @@ class _Step:
 
     def _pass_on(self, signum: int) -> None:
         """Send a signal to the launchers, or to srun before any of them reads signals."""
+        size = read_number(os.environ, "SLURM_HET_SIZE") or 0
+        names = (f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(size))
+        jobs = [os.environ[name] for name in names if os.environ.get(name)]
         if not self._has_begun:
             self._srun.send_signal(signum)
-        elif jobs := _jobs_of_components():
-            # Each component of a heterogeneous job reads a part of srun's stdin.
+        elif jobs:  # each component of a heterogeneous job reads a part of srun's stdin
             signal_word = f"--signal={signal_name(signum).removeprefix('SIG')}"
             command = ["scancel", signal_word, *(f"{job}.{self._reports.step_id}" for job in jobs)]
             self._commands.append(subprocess.Popen(command, start_new_session=True))
@@ -312,10 +314,3 @@ def _node_options(nnodes: int) -> list[str]:
             " --ntasks-per-node=1 meshrun ...",
         )
     return [f"--het-group=0-{size - 1}"]
-
-
-def _jobs_of_components() -> list[str]:
-    """Return the ids of a heterogeneous job's components, each of which has a step of its own."""
-    size = read_number(os.environ, "SLURM_HET_SIZE") or 0
-    names = (f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(size))
-    return [os.environ[name] for name in names if os.environ.get(name)]
