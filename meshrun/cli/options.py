@@ -16,7 +16,7 @@ from meshrun.cli import parsers as parse
 from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
 from meshrun.plan import choices
 from meshrun.plan.device import COUNTED, check_device_type
-from meshrun.plan.gpu_choice import parse_gpus
+from meshrun.plan.hardware import parse_gpus
 from meshrun.plan.parse import (
     COUNT_WORDS,
     NO_STREAMS,

@@ -35,15 +35,9 @@ from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import requested_variables
 from meshrun.start import own_command
+from meshrun.submit import manifests
 from meshrun.submit.documents import read_patches
 from meshrun.submit.job import Job, check_texts, job_name
-from meshrun.submit.manifests import (
-    KINDS,
-    render_manifest,
-    render_rest,
-    render_workload,
-    why_no_probes,
-)
 from meshrun.submit.sbatch import names_container, options_in, output_of, render_sbatch
 from meshrun.supervisor.program_file import check_folder, check_program
 from meshrun.wording import either
@@ -58,7 +52,7 @@ _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
 """On the server side; kubectl itself would copy the objects, including secrets, to annotations."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A variable that a pod can have, unlike the functions that bash exports."""
-_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if not kind.why_fixed))
+_ELASTIC = ("slurm", *(name for name, kind in manifests.KINDS.items() if not kind.why_fixed))
 _IN_OTHER_WAYS = (Options.module, Options.rdzv_backend)
 """Options that a job expresses in other ways than its launchers' command lines."""
 _RENDEZVOUS: tuple[Option[Any], ...] = (
@@ -122,8 +116,8 @@ def _submit_to_slurm(job: Job, options: Options) -> None:
 
 
 def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
-    manifest = render_manifest(job, kind)
-    if why := why_no_probes(job):
+    manifest = manifests.render_manifest(job, kind)
+    if why := manifests.why_no_probes(job):
         note(f"no probes in the manifest: {why}; use --metrics 0.0.0.0:9400")
     if options.dry_run:
         print_text(manifest, options.output)
@@ -131,17 +125,17 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     hint = f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id to get a new name"
     created = _run_with_input(
         ["kubectl", "create", "-f", "-", "-o", "json"],
-        render_workload(job, kind),
+        manifests.render_workload(job, kind),
         extras=job.extras,
         hints={"AlreadyExists": hint, "already exists": hint},
     )
     owner, title = _created(created)
     # Objects of an earlier job of that name may still exist. The secret is never printed.
-    rest = render_rest(job, kind, secrets.token_hex(32), owner)
+    rest = manifests.render_rest(job, kind, secrets.token_hex(32), owner)
     try:
         printed = _run_with_input(_APPLY, rest, extras=job.extras)
     except HostError:
-        workload = render_workload(job, kind)
+        workload = manifests.render_workload(job, kind)
         _run_with_input(["kubectl", "delete", "-f", "-"], workload, extras=job.extras)
         raise
     print_text(f"{title} created\n{printed}\n", None)
@@ -282,7 +276,7 @@ def check_job(options: Options, scheduler: str) -> None:
     if is_range and nodes is not None and scheduler not in (*_ELASTIC, "ray"):
         raise UsageError(
             f"--submit {scheduler} requires a fixed number of nodes, found --nnodes"
-            f" {nodes[0]}:{nodes[1]}: {KINDS[scheduler].why_fixed}",
+            f" {nodes[0]}:{nodes[1]}: {manifests.KINDS[scheduler].why_fixed}",
             hint=f"use --nnodes {nodes[1]}, or --submit {either(_ELASTIC)}",
         )
     for row, why, hint in _INCOMPATIBLE_WITH_SLURM if scheduler == "slurm" else ():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from meshrun.cluster import job_shell, mpi, platforms, slurm
+from meshrun.cluster import batch, mpi, platforms
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.errors import UsageError
 from meshrun.host.host_names import place_of
@@ -17,7 +17,7 @@ Detector = Callable[[Surroundings], ClusterFacts | None]
 ``UsageError`` if a variable is invalid, or only some are set of those that are set together."""
 
 DETECTORS: tuple[Detector, ...] = (
-    job_shell.detect_jsrun,
+    batch.detect_jsrun,
     mpi.detect_openmpi,
     mpi.detect_prrte,
     mpi.detect_mvapich,
@@ -26,7 +26,7 @@ DETECTORS: tuple[Detector, ...] = (
     platforms.detect_dstack,
     platforms.detect_ray,
     mpi.detect_flux,
-    slurm.detect_step,
+    batch.detect_step,
     mpi.detect_pals,
     platforms.detect_sagemaker,
     platforms.detect_azure_ml,
@@ -39,10 +39,10 @@ DETECTORS: tuple[Detector, ...] = (
     platforms.detect_leader_worker_set,
     platforms.detect_indexed_job,
     platforms.detect_aws_batch,
-    slurm.detect_shell,
-    job_shell.detect_lsf,
-    job_shell.detect_pbs,
-    job_shell.detect_gridengine,
+    batch.detect_shell,
+    batch.detect_lsf,
+    batch.detect_pbs,
+    batch.detect_gridengine,
     mpi.detect_pmi,
 )
 """Innermost first: jsrun also sets Open MPI's variables, mpirun starts its daemons with srun and in

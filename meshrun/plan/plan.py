@@ -19,8 +19,7 @@ from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.choices import StartMethod
 from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name
-from meshrun.plan.gpu_choice import check_cuda_shows, check_enough, choose_gpus
-from meshrun.plan.numa import choose_cpus
+from meshrun.plan.hardware import check_cuda_shows, check_enough, choose_cpus, choose_gpus
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
 from meshrun.plan.rendezvous_options import STATIC

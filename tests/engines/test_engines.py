@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from meshrun.cluster.slurm import expand_hosts
+from meshrun.cluster.batch import expand_hosts
 from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import FIRST_TWO, Slurm
@@ -42,7 +42,7 @@ def test_slurm_gives_the_switches_of_a_node(slurm: Slurm) -> None:
     """meshrun reads the leaf switch and those above it."""
     ask = (
         "import os; from meshrun.cluster import Surroundings;"
-        " from meshrun.cluster.slurm import detect_step;"
+        " from meshrun.cluster.batch import detect_step;"
         " found = detect_step(Surroundings(os.environ, 'here'));"
         " print(found.domain, os.environ['SLURM_TOPOLOGY_ADDR_PATTERN'])"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts, Surroundings, Task, derive_port, detect_cluster
-from meshrun.cluster.job_shell import place_of
+from meshrun.cluster.batch import place_of
 from meshrun.errors import UsageError
 from meshrun.plan.scheduler_defaults import apply_cluster
 from tests.plans import request_of

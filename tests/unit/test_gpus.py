@@ -27,7 +27,7 @@ from meshrun.host.nvml import load_nvml
 from meshrun.host.reactor import Reactor
 from meshrun.host.visibility import listed_devices, visibility_variables
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
+from meshrun.plan.hardware import choose_gpus, parse_gpus
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, nic_variables, note_no_nics, rank_environment

@@ -12,7 +12,7 @@ from meshrun.app import plan
 from meshrun.errors import HostError, UsageError
 from meshrun.host.machine import Cpu, Topology, parse_cpus
 from meshrun.plan.choices import NUMA_BINDINGS, NumaBinding
-from meshrun.plan.numa import choose_cpus
+from meshrun.plan.hardware import choose_cpus
 from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
 from tests.plans import plan_of

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from meshrun.errors import UsageError
 from meshrun.plan.choices import NUMA_BINDINGS, NumaBinding
-from meshrun.plan.numa import choose_cpus
+from meshrun.plan.hardware import choose_cpus
 from tests.machines import BIG, Machine, machines
 
 MACHINES = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cluster.slurm import expand_counts, expand_hosts
+from meshrun.cluster.batch import expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from meshrun.host.detect_host import read_topology
 from meshrun.host.machine import Cpu
-from meshrun.plan.numa import choose_cpus
+from meshrun.plan.hardware import choose_cpus
 from tests.machines import Machine, put
 
 # ---- reading a machine -------------------------------------------------------------------------
