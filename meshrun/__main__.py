@@ -29,8 +29,7 @@ def main(_known_at_start: object = None) -> None:
     gc.set_threshold(_FEW_COLLECTIONS)
     atexit.register(gc.freeze)  # at exit, the interpreter collects garbage once more
     from meshrun.cli.command import run_command_line
-    from meshrun.protocol.caller import Invocation
-    from meshrun.protocol.step_task import join_step
+    from meshrun.protocol.caller import Invocation, join_step
 
     hosts, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")
     task = join_step()

@@ -131,7 +131,7 @@ def launch(
             if config is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
             else:
-                from meshrun.supervisor.join_nodes import prepare_rendezvous
+                from meshrun.supervisor.node_link import prepare_rendezvous
 
                 rendezvous = prepare_rendezvous(config)
             folder = make_run_folder(plan, run_id)

@@ -11,9 +11,9 @@ from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRa
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import ALONE, NodesState, State
 from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone
-from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.zygote_messages import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from tests.diagrams import check_step
 
 S = 1_000_000_000

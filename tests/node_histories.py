@@ -16,8 +16,8 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFinished,
 )
-from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState, Trouble
+from meshrun.protocol.zygote_messages import RankFinished
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events
 from tests.kit import HUNG_UP

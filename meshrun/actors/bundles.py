@@ -1,4 +1,7 @@
-"""The resources that a launch requests from a Ray cluster: a bundle for each node. Pure."""
+"""What a launch requests from a Ray cluster: a bundle of resources for each node. Pure.
+
+The process that is connected to Ray receives the request as one of the messages here, in lines.
+"""
 
 from __future__ import annotations
 
@@ -157,3 +160,38 @@ def describe_lack(
     if len(nodes) > _MOST_SHOWN:
         lines.append(f"       and {len(nodes) - _MOST_SHOWN} more")
     return "\n".join(lines)
+
+
+class PlaceNodes(Struct, frozen=True):
+    """To Ray's process: place the nodes of a launch."""
+
+    request: PlacementRequest
+    call: str | None
+    """The folder with the call that ranks make, to which their results are written."""
+    grace_s: float
+    """How long the launch may take to end once the launcher has closed the connection."""
+
+
+class PlacementWaits(Struct, frozen=True):
+    """To the launcher: the cluster has yet to free resources."""
+
+    note: str
+
+
+class PlacementFailed(Struct, frozen=True):
+    """To the launcher: there is no cluster, or it cannot provide the nodes."""
+
+    error: str
+    hint: str | None
+
+
+class NodesPlaced(Struct, frozen=True):
+    """To the launcher: what the cluster provides."""
+
+    hosts: list[tuple[str, int]]
+    """(name, workers) of each node."""
+    address: str
+    """The socket for the streams of the nodes."""
+
+
+Reply = PlacementWaits | PlacementFailed | NodesPlaced

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshrun.actors.driver_messages import (
+from meshrun.actors.bundles import (
     NodesPlaced,
     PlacementFailed,
     PlacementWaits,

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from meshrun.actors.bundles import PlacementRequest
-from meshrun.actors.driver_messages import (
+from meshrun.actors.bundles import (
     NodesPlaced,
     PlacementFailed,
+    PlacementRequest,
     PlacementWaits,
     PlaceNodes,
     Reply,

@@ -1,4 +1,4 @@
-"""The launcher as a child of a program that calls ``meshrun.launch()``.
+"""The launcher as a child of a program that calls ``meshrun.launch()``: its signals and its output.
 
 A launcher adopts orphans, catches signals and waits for any child, which would disturb the process
 of a notebook or a test runner.
@@ -7,25 +7,30 @@ of a notebook or a test runner.
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import TextIOBase
 from typing import IO, Any, TextIO
 
-from meshrun.api.deferred_signals import interrupts, signals_deferred
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
+from meshrun.protocol.caller import ended_call
+from meshrun.supervisor.signals import SignalQueue
 
 AnyStream = TextIO | TextIOBase
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_OUTPUT_S = 2.0
+"""How long to wait for the output of a call whose end is not marked."""
 
 
 def run_launcher(
@@ -48,7 +53,7 @@ def run_launcher(
     """
     streams = {1: sys.stdout, 2: sys.stderr}
     process = None
-    with _forward_interrupts() as counted:
+    with _forward_interrupts() as attach:
         try:
             with signals_deferred(), interrupts_delayed(), reporting_shortages():
                 process = subprocess.Popen(
@@ -60,7 +65,7 @@ def run_launcher(
                     stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
                     start_new_session=True,
                 )
-            counted.attach(process)
+            attach(process)
             pipes = ((process.stdout, streams[1]), (process.stderr, streams[2]))
             copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
             return process.wait()
@@ -69,43 +74,40 @@ def run_launcher(
                 end_launcher(process)
 
 
-class _Interrupts:
-    """Counts SIGINTs and forwards each, as a stronger signal each time."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self.count = 0
-
-    def attach(self, process: subprocess.Popen[bytes]) -> None:
-        """Forward to ``process`` from now on, including an earlier SIGINT."""
-        self._process = process
-        if self.count:
-            process.send_signal(signal.SIGINT)
-
-    def note(self, *_: object) -> None:
-        """Handle one SIGINT."""
-        self.count += 1
-        if self._process is not None:
-            self._process.send_signal(_ESCALATION[min(self.count, len(_ESCALATION)) - 1])
-
-
 @contextmanager
-def _forward_interrupts() -> Iterator[_Interrupts]:
+def _forward_interrupts() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Forward SIGINT while the block runs, and raise KeyboardInterrupt after it.
 
     A handler of the program's own, or of a launch in another thread, is left in place.
+
+    Yields:
+        A function that takes the process to forward to, also an earlier SIGINT.
     """
-    counted, handler = _Interrupts(), signal.getsignal(signal.SIGINT)
+    handler, count = signal.getsignal(signal.SIGINT), 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def attach(to: subprocess.Popen[bytes]) -> None:
+        nonlocal process
+        process = to
+        if count:
+            process.send_signal(signal.SIGINT)
+
+    def forward(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if process is not None:
+            process.send_signal(_ESCALATION[min(count, len(_ESCALATION)) - 1])
+
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not interrupts(handler):
-        yield counted
+        yield attach
         return
-    signal.signal(signal.SIGINT, counted.note)
+    signal.signal(signal.SIGINT, forward)
     try:
-        yield counted
+        yield attach
     finally:
         signal.signal(signal.SIGINT, handler)
-        if counted.count:
+        if count:
             raise KeyboardInterrupt
 
 
@@ -189,3 +191,111 @@ def stop_launcher(process: subprocess.Popen[bytes], limit_s: float | None) -> No
     finally:
         process.kill()
         process.wait()
+
+
+def interrupts(handler: object) -> bool:
+    """Return whether a handler of SIGINT is Python's, or that of ``asyncio.run()``.
+
+    asyncio's only cancels a task, which has no effect before our function returns.
+    """
+    asyncios = getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners"
+    return handler is signal.default_int_handler or asyncios
+
+
+@contextmanager
+def signals_deferred(
+    reactor: Reactor | None = None, interrupt: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Defer Python's signal handlers until the end of the block.
+
+    Args:
+        reactor: Calls them in its turns instead, if given.
+        interrupt: What Ctrl-C does in such a turn, unless the program handles it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers: dict[int, Callable[[int, None], object]] = {
+        signum: handler
+        for signum in signal.valid_signals()
+        if callable(handler := signal.getsignal(signum))
+    }
+    signals = SignalQueue((), always=handlers, even_if_blocked=False)
+
+    def call_handlers() -> None:
+        for signum in signals.take():
+            if interrupt is not None and interrupts(handlers[signum]):
+                interrupt()
+            else:
+                handlers[signum](signum, None)
+
+    if reactor is not None:
+        reactor.add_reader(signals, call_handlers)
+    try:
+        yield
+    finally:
+        if reactor is not None:
+            reactor.remove(signals)
+        late = signals.restore()
+    for signum in late:
+        handlers[signum](signum, None)
+
+
+class RankOutput(io.TextIOBase):
+    """Passes a stream of the ranks on, line by line, and notes where the output of a call ends."""
+
+    def __init__(self, name: str, to: TextIO | None) -> None:
+        self._name, self._to = name, to
+        self._line = ""
+        self._is_passed_on = True
+        self.kept = ""
+        """The output since :meth:`keep`."""
+        self._complete = 0
+        """The number of calls whose output is complete."""
+        self._changed = threading.Condition()
+
+    def write(self, text: str) -> int:
+        """Take the next part of the stream."""
+        *lines, self._line = (self._line + text).split("\n")
+        shown = []
+        for line in lines:
+            if (number := ended_call(line)) is None:
+                shown.append(f"{line}\n")
+                continue
+            with self._changed:
+                self._complete = number + 1
+                self._changed.notify_all()
+        self._pass_on("".join(shown))
+        return len(text)
+
+    def keep(self) -> None:
+        """Keep the output from now on instead of passing it on."""
+        self._is_passed_on = False
+
+    def wait_for(self, calls: int) -> None:
+        """Wait for the output of all ranks during the first ``calls`` calls."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._complete >= calls, _OUTPUT_S)
+
+    def wait_for_silence(self, seconds: float, *, most_s: float) -> str:
+        """Return the kept output once nothing has followed it for a number of seconds."""
+        until_s = time.monotonic() + most_s
+        with self._changed:
+            while time.monotonic() < until_s:
+                if not self._changed.wait(seconds) and self.kept:
+                    break
+        return self.kept
+
+    def close(self) -> None:
+        """Pass on a last line that has not ended."""
+        self._pass_on(self._line)
+        self._line = ""
+
+    def _pass_on(self, text: str) -> None:
+        if not self._is_passed_on:
+            with self._changed:
+                self.kept += text
+                self._changed.notify_all()
+        elif (to := self._to or getattr(sys, self._name)) is not None:
+            with suppress(Exception):  # ranks must not wait for a stream that is closed, say
+                write_text(to, text)

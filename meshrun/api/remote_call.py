@@ -20,10 +20,8 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.protocol.result import LaunchResult, RankFailed, cause_of
 from meshrun.report.result_text import describe_rank
-from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import ANSWER, answer_file, call_file, open_own, path_file
-from meshrun.worker.pickling import dumps
-from meshrun.worker.source import with_source
+from meshrun.worker.pickling import dumps, unpickle_error, with_source
 
 _registry = threading.Lock()
 """Held while a module is registered with cloudpickle, which has one registry per process."""

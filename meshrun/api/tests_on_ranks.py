@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.api.exchange import Exchange, GroupRank, describe_missing
-from meshrun.api.terminal_owner import TerminalOwner
+from meshrun.api.exchange import Exchange, GroupRank, TerminalOwner, describe_missing
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import UsageError
 from meshrun.protocol.result import RankFailed

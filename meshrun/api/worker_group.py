@@ -16,9 +16,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
-from meshrun.api.deferred_signals import signals_deferred
-from meshrun.api.exchange import Exchange, GroupRank, describe_missing, describe_others
+from meshrun.api.child_launcher import (
+    RankOutput,
+    copy_output,
+    end_launcher,
+    signals_deferred,
+    stop_launcher,
+)
+from meshrun.api.exchange import (
+    Exchange,
+    GroupRank,
+    TerminalOwner,
+    describe_missing,
+    describe_others,
+)
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
@@ -28,7 +39,6 @@ from meshrun.api.launch import (
     to_flags,
     without_variables,
 )
-from meshrun.api.rank_output import RankOutput
 from meshrun.api.remote_call import (
     RankTraceback,
     exited_early,
@@ -37,7 +47,6 @@ from meshrun.api.remote_call import (
     pickle_call,
     write_path,
 )
-from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import private_folder, writing_to
 from meshrun.host.own_variables import SERVE
@@ -48,7 +57,7 @@ from meshrun.layout.spec import AnyMesh
 from meshrun.plan.parse import parse_seconds
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import CallDone, Channel, accept, listen_in
-from meshrun.worker.error_copy import unpickle_error
+from meshrun.worker.pickling import unpickle_error
 from meshrun.worker.serve_calls import PROGRAM
 
 _R = TypeVar("_R")
@@ -257,6 +266,8 @@ class WorkerGroup:
             GroupLost: If the group is closed.
         """
         with self._own_turn():
+            if not self.members:
+                raise GroupLost("these workers were closed", hint="start a new group")
             return self._exchange(message, timeout_s, terminal or TerminalOwner())
 
     @contextlib.contextmanager
@@ -275,8 +286,6 @@ class WorkerGroup:
     def _exchange(
         self, message: object, timeout_s: float | None, terminal: TerminalOwner
     ) -> Exchange:
-        if not self.members:
-            raise GroupLost("these workers were closed", hint="start a new group")
         self._calling_thread = threading.get_ident()
         raised: BaseException = KeyboardInterrupt()
         try:

@@ -204,7 +204,7 @@ def _show_plan(options: Options, request: LaunchRequest) -> None:
     """Print what would be started."""
     from meshrun import app
     from meshrun.report.plan_output import print_plan
-    from meshrun.supervisor.check_gpus import examine_gpus
+    from meshrun.supervisor.launch_gpus import examine_gpus
 
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)

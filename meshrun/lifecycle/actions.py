@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from meshrun.protocol.generation import Cause
-from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
+from meshrun.protocol.zygote_messages import EndGeneration, SignalRanks
 
 
 class StartAll(Struct, frozen=True, kw_only=True):

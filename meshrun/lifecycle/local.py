@@ -29,8 +29,11 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import Cause, RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.zygote_messages import (
     Checked,
+    EndGeneration,
     GenerationEnded,
     LeftoversEnded,
     NodeExcluded,
@@ -42,14 +45,12 @@ from meshrun.protocol.from_zygote import (
     RankReady,
     RanksResumed,
     RankStarted,
+    SignalRanks,
     StartFailed,
     StoreEnded,
     ZygoteReady,
     ZygoteUnsafe,
 )
-from meshrun.protocol.generation import Cause, RankState
-from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 
 LEFTOVER_GRACE_S = 2.0
 """How long processes that ranks left behind may take to end after the last rank."""

@@ -33,7 +33,6 @@ from meshrun.lifecycle.root_cause import (
 )
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import NodeLost
-from meshrun.protocol.from_zygote import StoreEnded
 from meshrun.protocol.generation import Ending, Evidence, NodeOutcome, Trouble
 from meshrun.protocol.result import (
     LaunchResult,
@@ -43,6 +42,7 @@ from meshrun.protocol.result import (
     split_wait_status,
 )
 from meshrun.protocol.stacks import current_folder, user_place
+from meshrun.protocol.zygote_messages import StoreEnded
 
 _NOTHING = Evidence()
 

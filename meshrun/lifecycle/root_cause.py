@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from meshrun.errors import signal_of_code
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
-from meshrun.protocol.from_zygote import STORE, StartFailed
-from meshrun.protocol.raised import (
+from meshrun.protocol.rank_end import (
     LOST_PEER,
+    RankRaised,
     aborted_for_lost_peer,
     describe_raised,
     lost_connection,
 )
-from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
+from meshrun.protocol.zygote_messages import STORE, StartFailed
 
 _OWN, _SOON_AFTER, _CONSEQUENT, _OBEYED = range(4)
 """Distances from the cause: of a rank that failed by itself, that failed just after it was asked to

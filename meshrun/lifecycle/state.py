@@ -18,14 +18,14 @@ from meshrun.protocol.events import (
     NodeLost,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import Cause, NodeOutcome, RankState
+from meshrun.protocol.zygote_messages import (
     Checked,
     NodeExcluded,
     ProgramBroken,
     StartFailed,
     StoreEnded,
 )
-from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 
 class NodesPolicy(Struct, frozen=True, kw_only=True):

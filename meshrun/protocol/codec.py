@@ -7,9 +7,8 @@ and a packet that does not decode raises WireError.
 from __future__ import annotations
 
 from meshrun.errors import InternalError
-from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
 from meshrun.protocol.packing import pack_fields, to_builtins, unpack
-from meshrun.protocol.to_zygote import ToZygote
+from meshrun.protocol.zygote_messages import FromNegotiation, FromRank, FromZygote, ToZygote
 from meshrun.wording import count
 
 PACKET_BYTES = 160 * 1024

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.collectives import AskTimes, RankTimes
-from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
 from meshrun.protocol.packing import Generation, Line, Port, Rank, Signum, Size, Time
+from meshrun.protocol.zygote_messages import FromZygote, RankEvent
 
 
 class LaunchBegan(Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ from msgspec import Struct
 from meshrun.errors import MeshrunError, RendezvousError, error_class, kind_of
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.packing import ExitCode, Line, Rank, Seconds, Signum, Time
-from meshrun.protocol.raised import aborted_for_timeout, timed_out
-from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.rank_end import RankExited, RankRaised, aborted_for_timeout, timed_out
 from meshrun.protocol.result import Resize
 
 _Trouble = TypeVar("_Trouble", bound="Trouble")

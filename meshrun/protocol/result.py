@@ -10,8 +10,7 @@ import signal
 from dataclasses import dataclass
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.raised import describe_raised
-from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.rank_end import RankRaised, describe_raised
 
 LEFT_EARLY = "exited with code 0 while other ranks still needed it"
 """The description of a failure with exit code 0."""

@@ -24,14 +24,14 @@ from meshrun.plan.rendezvous_config import (
 from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import Withdraw
+from meshrun.protocol.zygote_messages import (
     FromNegotiation,
+    Negotiate,
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.protocol.generation import Withdraw
-from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.endpoint import Endpoint, endpoint_here
 from meshrun.rendezvous.lobby import DuplicateCoordinator, Lobby

@@ -26,14 +26,14 @@ from meshrun.host.network import is_unspecified, own_address_towards
 from meshrun.host.processes import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.packing import pack, unpack
+from meshrun.protocol.zygote_messages import (
+    Negotiate,
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
     NodeInfo,
 )
-from meshrun.protocol.packing import pack, unpack
-from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.hub import FIRST_NOTE_S, NOTE_EVERY_S
 from meshrun.rendezvous.torch_handler import make_handler

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.to_zygote import Negotiate
+from meshrun.protocol.zygote_messages import Negotiate
 
 _CHECKS_PER_S = 64
 """By all nodes together."""

@@ -10,7 +10,7 @@ from meshrun.host.network import listen_on, outward_address, own_address_towards
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.protocol.generation import Withdraw
-from meshrun.protocol.to_zygote import Negotiate
+from meshrun.protocol.zygote_messages import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_withdrawal import WithdrawalProcess

@@ -24,7 +24,7 @@ from meshrun.host.processes import die_with_parent, set_title
 from meshrun.host.reactor import Reactor
 from meshrun.protocol import codec
 from meshrun.protocol.generation import Withdraw
-from meshrun.protocol.to_zygote import Negotiate
+from meshrun.protocol.zygote_messages import Negotiate
 from meshrun.rendezvous.messages import MessageError, decode, encode
 from meshrun.start import own_command
 

@@ -22,9 +22,9 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.error_record import render_record
 from meshrun.protocol.events import AllCleared, AllJoined, Event, NextBegins
-from meshrun.protocol.from_zygote import RankStarted
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.result import LaunchResult, signal_name
+from meshrun.protocol.zygote_messages import RankStarted
 from meshrun.supervisor.watcher import Watcher
 
 ENTRY_POINTS = "torchrun.event_log_handlers"

@@ -22,7 +22,7 @@ from meshrun.errors import HostError
 from meshrun.host.named_files import check_target
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol import events, from_zygote
+from meshrun.protocol import events, zygote_messages
 from meshrun.protocol.packing import to_builtins
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, cause_of, signal_name, split_wait_status
@@ -189,8 +189,8 @@ def _copy(kind: type[Record], **digits: int) -> Callable[[Any], Record]:
 
 
 _RECORDS: dict[type, Callable[[Any], Record]] = {
-    from_zygote.RankStarted: _copy(RankStartedRecord),
-    from_zygote.RankReady: _copy(RankReadyRecord),
+    zygote_messages.RankStarted: _copy(RankStartedRecord),
+    zygote_messages.RankReady: _copy(RankReadyRecord),
     RankRaised: lambda event: RankFailedRecord(
         rank=event.rank,
         exception=event.kind,
@@ -204,8 +204,8 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     events.NodeLost: lambda event: NodeLostRecord(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
-    from_zygote.Checked: _copy(CheckedRecord, seconds=3),
-    from_zygote.NodeExcluded: _copy(NodeExcludedRecord),
+    zygote_messages.Checked: _copy(CheckedRecord, seconds=3),
+    zygote_messages.NodeExcluded: _copy(NodeExcludedRecord),
     events.GenerationAborted: _copy(AbortedRecord),
 }
 """Internal events that are published, and how to convert them."""
@@ -252,7 +252,7 @@ class EventLog(Watcher):
         if isinstance(event, events.AllJoined):
             size = self.plan.layout.world_size
             return NodesJoinedRecord(hosts=list(event.hosts), world_size=size)
-        if isinstance(event, from_zygote.RankBeat):
+        if isinstance(event, zygote_messages.RankBeat):
             return None if event.step is None else self._progress(event.rank, event.step)
         make = _RECORDS.get(type(event))
         return None if make is None else make(event)

@@ -26,9 +26,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost, RankLate
-from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
+from meshrun.protocol.zygote_messages import RankBeat
 from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count

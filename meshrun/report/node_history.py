@@ -25,10 +25,10 @@ from meshrun.lifecycle.root_cause import describe_failed_rank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost
-from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
 from meshrun.protocol.packing import Line, convert, read_json, to_builtins
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
+from meshrun.protocol.zygote_messages import Checked, NodeExcluded, RankStarted
 from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
@@ -98,7 +98,7 @@ def check_node(plan: LaunchPlan, note: Callable[[str], None]) -> None:
             )
     if not request.check_gpus:
         return
-    from meshrun.supervisor.check_gpus import examine_gpus
+    from meshrun.supervisor.launch_gpus import examine_gpus
 
     try:
         examine_gpus(plan, note)

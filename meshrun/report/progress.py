@@ -17,9 +17,15 @@ from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.root_cause import describe_failure
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol import events, from_zygote
-from meshrun.protocol.raised import LOST_PEER, describe_raised, headline, lost_connection
-from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol import events, zygote_messages
+from meshrun.protocol.rank_end import (
+    LOST_PEER,
+    RankExited,
+    RankRaised,
+    describe_raised,
+    headline,
+    lost_connection,
+)
 from meshrun.protocol.result import (
     LaunchResult,
     Resize,
@@ -142,23 +148,23 @@ class StartProgress(Watcher):
                 self._note_plan()
             case events.AllJoined():
                 self._note_spares()
-            case from_zygote.ZygoteUnsafe(reason=reason):
+            case zygote_messages.ZygoteUnsafe(reason=reason):
                 self._console.note(f"starting a new interpreter per rank: {reason}")
             case events.ZygoteGone() if state.generation == self._generation:
                 self._note_lost_zygote(event, state)
             case RankRaised() if not (state.stopping or self._quiet or self._slow_threads):
                 note = partial(self._note_threads, event)
                 self._slow_threads = self._reactor.call_later(_THREADS_TAKE_S, note)
-            case from_zygote.RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
+            case zygote_messages.RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
                 self._console.note(
                     "resumed the ranks; they were suspended with meshrun for"
                     f" {stopped_ns / 1e9:.1f} s"
                 )
             case events.GenerationAborted(why=why, resizes=True) if self.reported_lost:
                 self._console.note(why)  # a rank noticed first, and only that it lost a peer
-            case from_zygote.LeftoversEnded():
+            case zygote_messages.LeftoversEnded():
                 self._note_leftovers(event)
-            case from_zygote.Checked():
+            case zygote_messages.Checked():
                 self._note_check(event)
 
     def _note_plan(self) -> None:
@@ -170,7 +176,7 @@ class StartProgress(Watcher):
         if self.plan.rendezvous is None:  # spares of several nodes are known once they have joined
             self._note_spares()
 
-    def _note_check(self, event: from_zygote.Checked) -> None:
+    def _note_check(self, event: zygote_messages.Checked) -> None:
         layout, self._is_checking = self.plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
@@ -187,7 +193,7 @@ class StartProgress(Watcher):
             self._console.note(spares)
         self._noted_spares = spares
 
-    def _note_leftovers(self, event: from_zygote.LeftoversEnded) -> None:
+    def _note_leftovers(self, event: zygote_messages.LeftoversEnded) -> None:
         if event.count:
             what = count(event.count, "process")
             self._console.note(f"killed {what} that the ranks left behind")
@@ -237,9 +243,11 @@ class StartProgress(Watcher):
             self._slow_threads.cancel()
             self._slow_threads = None
         self._console.set_status("")
-        failed_to_start = isinstance(event, from_zygote.StartFailed) or state.broken is not None
+        failed_to_start = isinstance(event, zygote_messages.StartFailed) or state.broken is not None
         is_over = failed_to_start and not _count_left(state)
-        if not (restarts or is_over or isinstance(event, events.JoinFailed | from_zygote.Checked)):
+        if not (
+            restarts or is_over or isinstance(event, events.JoinFailed | zygote_messages.Checked)
+        ):
             self._console.note(self._describe_stop(event, state))
 
     def _note_signal(self, event: events.SignalArrived, state: State) -> None:
@@ -330,9 +338,9 @@ class StartProgress(Watcher):
         """Return why ranks are stopped, and how many."""
         rest = _count_left(state)
         match event:
-            case RankRaised() | from_zygote.RankLeaves() | RankExited() | events.TimePassed() if (
-                raised := _first_raised(event, state)
-            ):
+            case (
+                RankRaised() | zygote_messages.RankLeaves() | RankExited() | events.TimePassed()
+            ) if raised := _first_raised(event, state):
                 if lost_connection(raised):
                     self.reported_lost = frozenset({raised.rank})
                 others = rest - (state.ranks[raised.rank].exited is None)
@@ -350,9 +358,9 @@ class StartProgress(Watcher):
             case events.GenerationAborted() | events.NodeLost():
                 what = event.why if isinstance(event, events.GenerationAborted) else str(event)
                 return what + _stopping(rest)
-            case from_zygote.StoreEnded() | events.ZygoteGone() | from_zygote.StartFailed() if (
-                failed := describe_failure(state)
-            ):
+            case (
+                zygote_messages.StoreEnded() | events.ZygoteGone() | zygote_messages.StartFailed()
+            ) if failed := describe_failure(state):
                 return failed + _stopping(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
@@ -396,7 +404,7 @@ def _begins_generation(event: events.Event, state: State) -> bool:
         return True
     if state.nodes.have_joined:
         return isinstance(event, events.AllJoined) and bool(event.causes)
-    return isinstance(event, from_zygote.GenerationEnded | events.ZygoteGone) and not state.over
+    return isinstance(event, zygote_messages.GenerationEnded | events.ZygoteGone) and not state.over
 
 
 def describe_resize(resize: Resize, *, verb: str = "runs") -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError, SpecError
 from meshrun.host.printable import lines
-from meshrun.protocol.raised import (
+from meshrun.protocol.rank_end import (
     LOST_PEER,
     as_torch_prints,
     describe_raised,

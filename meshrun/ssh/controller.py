@@ -22,8 +22,7 @@ from meshrun.ssh.connect import Connector, HostPool, HostRetry, StoppedBySignal,
 from meshrun.ssh.host_phases import ELASTIC, FIXED, ControllerPhase, HostPhase
 from meshrun.ssh.host_session import HostFailure, HostSession, lost_error
 from meshrun.ssh.remote_command import devices_of, exported
-from meshrun.supervisor.pause import Pause
-from meshrun.supervisor.signals import SignalQueue
+from meshrun.supervisor.signals import Pause, SignalQueue
 
 _OTHERS_REPORT_S = 1.0
 """How long the other launchers may take to report the error of the first that cannot launch."""

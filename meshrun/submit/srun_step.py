@@ -22,8 +22,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import MemoryWatch
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.caller import SILENT, StepReports
 from meshrun.protocol.result import signal_name
-from meshrun.protocol.step_task import SILENT, StepReports
 from meshrun.start import own_command
 from meshrun.submit.sbatch import end_options
 from meshrun.supervisor.program_file import check_program

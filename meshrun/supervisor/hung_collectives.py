@@ -90,11 +90,7 @@ def find_hung(
 def describe_peers(answers: Mapping[int, RankCalled], layout: Layout, rank: int, place: str) -> str:
     """Return the last call of a peer that most likely matches a rank's call; "" if unknown.
 
-    Args:
-        answers: The calls of each rank that answered.
-        layout: The layout, which names the dims.
-        rank: The rank, which has not answered.
-        place: Where it was, such as ``all_reduce at train.py:41``.
+    The rank has not answered, and was at ``place``, such as ``all_reduce at train.py:41``.
     """
     function = place.partition(" at ")[0]
     found = [
@@ -113,9 +109,7 @@ def describe_peers(answers: Mapping[int, RankCalled], layout: Layout, rank: int,
 def describe_elsewhere(place: str, places: Mapping[int, str]) -> str:
     """Return which ranks are not in a call that torch does not record; "" if all are in it.
 
-    Args:
-        place: Where a rank is in that call, such as ``monitored_barrier at train.py:41``.
-        places: Where other ranks are.
+    The call is that of ``place``, such as ``monitored_barrier at train.py:41``.
     """
     function, is_call, _ = place.partition(" at ")
     elsewhere = {

@@ -21,10 +21,10 @@ from meshrun.lifecycle.root_cause import FailedRank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker, lacks_processes
+from meshrun.protocol.rank_end import killed_worker, lacks_processes
 from meshrun.protocol.stacks import CRASHES, current_folder, describe, stack_place
-from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.hung_collectives import describe_peers
+from meshrun.supervisor.launch_gpus import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
@@ -84,7 +84,11 @@ class Investigation(Struct, frozen=True, kw_only=True):
         yield self._why_raised(failed)
         yield self._why_killed(failed)
         yield self._why_mismatch(failed, place)
-        if is_first and self._may_have_waited(failed):
+        if is_first and (  # it may have failed because of a collective: late, lost or aborted
+            self.state.all_ranks[failed.rank].has_timed_out
+            or failed.has_lost_peer
+            or failed.signum == signal.SIGABRT
+        ):
             yield self.monitor.why
         error = failed.error if failed.raised is None else ""
         errors = [error, self._why_asserted(failed)]
@@ -135,11 +139,6 @@ class Investigation(Struct, frozen=True, kw_only=True):
             printed = "\n".join(self.output.last_lines(failed.rank))
         found = _ASSERTED.search(printed)
         return f"{found[1]}: {found[2]}" if found else None
-
-    def _may_have_waited(self, failed: FailedRank) -> bool:
-        """Return whether a rank may have failed because of a collective: late, lost or aborted."""
-        is_late = self.state.all_ranks[failed.rank].has_timed_out
-        return is_late or failed.has_lost_peer or failed.signum == signal.SIGABRT
 
     def _output_of_abort(self, failed: FailedRank) -> str:
         """Return the last lines of a rank that SIGABRT killed."""

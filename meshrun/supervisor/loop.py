@@ -62,9 +62,13 @@ from meshrun.protocol.events import (
     TimesReported,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import Evidence, RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised, why_aborted
+from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.protocol.zygote_messages import (
     BreakpointPassed,
     CallEnded,
+    EndGeneration,
     FromNegotiation,
     FromRank,
     GenerationEnded,
@@ -73,29 +77,24 @@ from meshrun.protocol.from_zygote import (
     RankBeat,
     RankReady,
     RankStarted,
+    ResumeRanks,
+    SignalRanks,
     StartFailed,
     StoreEnded,
+    SuspendRanks,
 )
-from meshrun.protocol.generation import Evidence, RankState
-from meshrun.protocol.raised import why_aborted
-from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
-from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, SuspendRanks
-from meshrun.supervisor.gpu_errors import GpuErrors
-from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import Investigation
+from meshrun.supervisor.launch_gpus import GpuErrors, GpuWait
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.node_processes import NodeProcesses
-from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
-from meshrun.supervisor.signals import SignalQueue
+from meshrun.supervisor.signals import Pause, SignalQueue
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Stopwatch, Watcher
 
 if TYPE_CHECKING:
-    from meshrun.supervisor.join_nodes import RendezvousAccess
-    from meshrun.supervisor.node_link import NodeLink
+    from meshrun.supervisor.node_link import NodeLink, RendezvousAccess
 
 _LATE_NS = 1_000_000_000
 """Longer than the delay with which a busy machine wakes this process."""
@@ -168,7 +167,12 @@ class Loop:
         self._earlier_children = frozenset(list_children())
         """Children of whatever this process was before, which are not ours to end."""
         become_subreaper()
-        self._signals = self._catch_signals()  # before the first process is started
+        request = plan.request
+        self._signals = SignalQueue(  # before the first process is started
+            (*request.stop_signals, *([signal.SIGTSTP] if self._terminal.rank is None else [])),
+            even_if_ignored=request.stop_even_if_ignored,
+            always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
+        )
         self._reactor.add_reader(self._signals, self._on_signals)
         if invocation.task is not None:
             invocation.task.raise_signals(self._reactor)
@@ -194,19 +198,15 @@ class Loop:
         if rendezvous is None:
             self._report_joined()
         self._nodes = None if rendezvous is None else self._join(rendezvous)
-        self._set_up_turn()
-
-    def _catch_signals(self) -> SignalQueue:
-        request = self._initial_plan.request
-        suspends = [signal.SIGTSTP] if self._terminal.rank is None else []
-        return SignalQueue(
-            (*request.stop_signals, *suspends),
-            even_if_ignored=request.stop_even_if_ignored,
-            always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
-        )
+        each = self._reactor.each_turn  # in this order
+        each(self._skip_lost_time)
+        each(self._output.read_files, due=lambda: self._output.next_read_ns)
+        each(console.show_waiting, due=lambda: console.next_wake_ns)
+        if (nodes := self._nodes) is not None:
+            each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.events else None)
 
     def _join(self, rendezvous: RendezvousAccess) -> NodeLink:
-        from meshrun.supervisor.join_nodes import join_nodes  # not needed on a single node
+        from meshrun.supervisor.node_link import join_nodes  # not needed on a single node
 
         nodes = join_nodes(
             self._initial_plan,
@@ -225,15 +225,6 @@ class Loop:
         if self._caller is not None:
             self._caller.report_joined()
 
-    def _set_up_turn(self) -> None:
-        """Register what each turn does, in this order."""
-        each, output, console = self._reactor.each_turn, self._output, self._console
-        each(self._skip_lost_time)
-        each(output.read_files, due=lambda: output.next_read_ns)
-        each(console.show_waiting, due=lambda: console.next_wake_ns)
-        if (nodes := self._nodes) is not None:
-            each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.events else None)
-
     @property
     def plan(self) -> LaunchPlan:
         """What is started; on several nodes, final once they have joined."""
@@ -246,7 +237,7 @@ class Loop:
 
     def run(self) -> LaunchResult:
         """Run until all processes have ended and all output is written."""
-        went_well = False
+        went_well, console = False, self._console
         try:
             self._handle(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
@@ -255,7 +246,9 @@ class Loop:
                 self._nodes.begin_to_linger(self.state, self.plan.layout)
                 while self._nodes.lingers(self.state):
                     self._turn()
-            self._finish_output()
+            self._ended_s = time.monotonic()
+            if left := self._output.finish(self._reader_timeout_s):
+                console.note_dropped(left)
             evidence = self._gather()
             went_well = describe_end(self.state, self.plan.layout, self.hosts, "").exit_code == 0
             if {*self.state.signals} <= {signal.SIGINT}:
@@ -281,8 +274,8 @@ class Loop:
         )
         for watcher in self._watchers:
             watcher.end(self.state, result)
-        self._console.close()
-        self._console.wait_for_readers(self._reader_timeout_s)
+        console.close()
+        console.wait_for_readers(self._reader_timeout_s)
         return result
 
     def close_nodes(self) -> None:
@@ -293,12 +286,6 @@ class Loop:
         """
         if self._nodes is not None:
             self._nodes.peers.close()
-
-    def _finish_output(self) -> None:
-        """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
-        self._ended_s = time.monotonic()
-        if left := self._output.finish(self._reader_timeout_s):
-            self._console.note_dropped(left)
 
     def _reader_timeout_s(self) -> float | None:
         """Return how long to wait for readers of our output, in s; ``None`` for no limit."""
@@ -318,19 +305,15 @@ class Loop:
         is_paused = self._pause.is_on and not self._output.has_more
         # While ranks are stopped, deadlines move with the time.
         self._reactor.wait(least_s=_PAUSED_TURN_S if is_paused else 0.0)
-        if self._update_terminal():
+        if self._terminal.steals_input():  # it suspends a launch that reads the shell's input
+            self._suspend("a rank tried to read the terminal from the background")
+        if self._terminal.update_typing():
             return
         self._reactor.call_ready()
         self._reactor.call_due()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._handle(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
-
-    def _update_terminal(self) -> bool:
-        """Suspend a launch that reads the shell's input; return whether typing began or ended."""
-        if self._terminal.steals_input():
-            self._suspend("a rank tried to read the terminal from the background")
-        return self._terminal.update_typing()
 
     def _skip_lost_time(self) -> None:
         """Do not count time in which this process was stopped, or the whole machine suspended."""
@@ -553,7 +536,9 @@ class Loop:
             case StartAll(generation=generation):
                 self._start_all(generation)
             case StartZygote(without_torch=without_torch):
-                self._start_zygote(without_torch=without_torch)
+                self._processes.start_zygote(without_torch=without_torch)
+                if self._nodes is not None:
+                    self._nodes.peers.start_negotiation()
             case SignalRanks():
                 self._monitor.after_answers(partial(self._processes.send, action))
             case EndGeneration():
@@ -612,11 +597,6 @@ class Loop:
             now_ns = time.monotonic_ns()
             failed = StartFailed(rank=None, error=error.message, hint=error.hint, at_ns=now_ns)
             self._reactor.call_at(now_ns, partial(self._handle, failed))
-
-    def _start_zygote(self, *, without_torch: bool) -> None:
-        self._processes.start_zygote(without_torch=without_torch)
-        if self._nodes is not None:
-            self._nodes.peers.start_negotiation()
 
 
 def _initial_state(plan: LaunchPlan, *, has_other_nodes: bool) -> State:

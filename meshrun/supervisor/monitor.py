@@ -27,13 +27,16 @@ from meshrun.protocol.collectives import (
 )
 from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.protocol.raised import aborted_for_timeout, lost_connection, timed_out
-from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.rank_end import (
+    RankExited,
+    RankRaised,
+    aborted_for_timeout,
+    lost_connection,
+    timed_out,
+)
 from meshrun.protocol.stacks import current_folder, user_place
-from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.hung_collectives import HungGroup, describe_elsewhere, find_hung
-from meshrun.supervisor.nccl_ras import NcclRas
-from meshrun.supervisor.rank_pipes import RankPipes
+from meshrun.supervisor.rank_requests import CollectiveRequests, NcclRas, RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.supervisor.watcher import Watcher
@@ -105,7 +108,7 @@ class Monitor(Watcher):
         super().update_plan(plan)
         self.stacks.update_layout(plan.layout)
         if self.stragglers is not None:
-            self.stragglers.update_plan(plan)
+            self.stragglers.plan = plan
 
     def begin(self, reactor: Reactor, state: State) -> None:  # noqa: ARG002
         """Take the state at the start."""
@@ -299,7 +302,10 @@ class Monitor(Watcher):
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
         gone = {
-            rank: _describe_gone(rank_state.exited)
+            # NCCL does not notice on the same machine that a peer has exited.
+            rank: "has exited with code 0"
+            if rank_state.exited_well
+            else f"has {'timed out' if aborted_for_timeout(rank_state.exited.error) else 'failed'}"
             for rank, rank_state in self._state.ranks.items()
             if rank_state.exited is not None
         }
@@ -339,13 +345,6 @@ class Monitor(Watcher):
         if state.nodes.is_alone:
             return text
         return f"{text}; check that no firewall blocks ports between the nodes"
-
-
-def _describe_gone(event: RankExited) -> str:
-    """Return why a rank that has exited is not in the collective in which others still wait."""
-    if not event.wait_status:
-        return "has exited with code 0"  # which NCCL does not notice on the same machine
-    return "has timed out" if aborted_for_timeout(event.error) else "has failed"
 
 
 def _with_reason(outcome: NodeOutcome, why: str) -> NodeOutcome:

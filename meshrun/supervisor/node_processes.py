@@ -27,9 +27,8 @@ from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.events import AllJoined
-from meshrun.protocol.raised import as_torch_prints
-from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.to_zygote import (
+from meshrun.protocol.rank_end import RankExited, RankRaised, as_torch_prints
+from meshrun.protocol.zygote_messages import (
     EndGeneration,
     Exit,
     Prepare,
@@ -160,7 +159,10 @@ class NodeProcesses:
         self._folder.make(
             generation, {rank.local_rank: self._environment(rank) for rank in self.ranks.values()}
         )
-        self._start_timers()
+        if self.timers is not None:
+            self.timers.clear()
+        elif (path := self.facts.timer_file) is not None:
+            self.timers = Timers(path, self._reactor, lambda: self.zygote.process.pid, self._note)
         self.zygote.start_store(self._listener)
         self._waiting.extend(self.ranks.values())
         for _ in range(_AHEAD):
@@ -266,14 +268,6 @@ class NodeProcesses:
             generation=self._generation,
             error_file=error_file,
         )
-
-    def _start_timers(self) -> None:
-        if self.timers is not None:
-            self.timers.clear()
-        elif self.facts.timer_file is not None:
-            self.timers = Timers(
-                self.facts.timer_file, self._reactor, lambda: self.zygote.process.pid, self._note
-            )
 
     # ---- signals and ends ------------------------------------------------------------------
 

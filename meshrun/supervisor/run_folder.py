@@ -1,9 +1,14 @@
-"""The folder of one launch, with its error files and log files, and their removal."""
+"""The folder of one launch, with its error files and log files, and their removal.
+
+A ``torchrun.logs_specs`` plug-in, which runs in another process, may choose the files.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +16,22 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.entry_points import entry_points
 from meshrun.host.folder import Folder, keep_from_aging, lock_folder, make_folder, temporary_path
 from meshrun.host.named_files import absolute, who_else_may_write
-from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
+from meshrun.plan.log_files import (
+    PLUG_INS,
+    PluginOptions,
+    RankFiles,
+    attempt_folder,
+    rank_files,
+    run_folder_prefix,
+)
+from meshrun.plan.parse import Streams
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
-from meshrun.supervisor.logs_specs import LogsPlugin
+from meshrun.protocol.packing import convert, read_json, to_builtins
+from meshrun.start import own_command
 
 
 def make_run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
@@ -184,3 +199,69 @@ def _make_private_folders(path: str) -> None:
             except FileExistsError:  # another launch made it
                 if not os.path.isdir(folder):
                     raise
+
+
+class LogsPlugin:
+    """Asks the plug-in for the files of each generation of ranks."""
+
+    def __init__(self, logs: LogRequest, local_ranks: frozenset[int] | None, nproc: int) -> None:
+        """Start the plug-in; it imports torch while the launch continues.
+
+        Raises:
+            UsageError: If no package has a plug-in of this name.
+        """
+        self._name = logs.logs_specs or ""
+        if self._name not in entry_points(PLUG_INS):
+            raise UsageError(
+                f"--logs-specs: no plugin named `{self._name}`",
+                hint=f"an installed package must register it as an entry point in {PLUG_INS}",
+            )
+        self._process = subprocess.Popen(
+            own_command("logs-plugin", self._name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        self._send(
+            PluginOptions(
+                log_dir=logs.log_dir,
+                redirects=_choice(logs.redirects, nproc),
+                tee=_choice(logs.tee, nproc),
+                local_ranks=sorted(local_ranks or ()),
+            )
+        )
+
+    def choose(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, RankFiles]:
+        """Return the files of each local rank, given the environments of all.
+
+        Raises:
+            HostError: If the plug-in fails.
+        """
+        self._send(envs)
+        answer = self._process.stdout.readline() if self._process.stdout else ""
+        if not answer:
+            raise HostError(
+                f"the --logs-specs plugin `{self._name}` failed",
+                hint="see its traceback above",
+            )
+        files: dict[int, RankFiles] = convert(dict[int, RankFiles], read_json(answer))
+        return files
+
+    def _send(self, value: object) -> None:
+        try:
+            print(json.dumps(to_builtins(value)), file=self._process.stdin, flush=True)
+        except BrokenPipeError:  # the missing answer shows it
+            pass
+
+    def close(self) -> None:
+        """End the plug-in."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _choice(streams: Streams, nproc: int) -> int | dict[int, int]:
+    if not streams.of_ranks:
+        return streams.everywhere
+    return {rank: streams.of(rank) for rank in range(nproc)}

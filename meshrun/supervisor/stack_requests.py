@@ -33,7 +33,7 @@ from meshrun.protocol.stacks import (
     parse_dump,
     stack_place,
 )
-from meshrun.supervisor.rank_pipes import RankPipes
+from meshrun.supervisor.rank_requests import RankPipes
 from meshrun.wording import count, number_ranges, plural
 
 ZYGOTE = -1
@@ -117,14 +117,13 @@ class StackRequest:
         blocking = threads_blocking(self.pid, MAIN_STACK_SIGNAL)
         if str(self.pid) in blocking:
             self.state = SignalState.PENDING
-        elif took_s > _BUSY_PYTHON_TAKES_S or (self._sleeps() and not self._has_thread):
+        elif took_s > _BUSY_PYTHON_TAKES_S or (
+            # While the main thread sleeps, nothing changes in its frames.
+            read_stat(self.pid)[0] in ("S", "D") and not self._has_thread
+        ):
             self._blocking, self._is_main_asked = blocking, True
             send_signal_to_main_thread(self.pid, MAIN_STACK_SIGNAL)
         return True
-
-    def _sleeps(self) -> bool:
-        """Return whether the main thread sleeps, in whose frames nothing changes then."""
-        return read_stat(self.pid)[0] in ("S", "D")
 
     def _look(self, signum: int) -> SignalState:
         state = signal_state(self.pid, signum, self._blocking)

@@ -1,11 +1,22 @@
-"""Reports ranks for which others wait, as long as they do (``--stragglers``)."""
+"""Reports ranks for which others wait, as long as they do (``--stragglers``).
+
+They are found from the times at which ranks began their collectives. An all_reduce makes all ranks
+equally slow, so wall time says nothing. A rank's own time runs from the moment when the last rank
+of its group began a call until the rank begins its next call. A rank is late if its own time
+exceeds that of its peers in every group it belongs to: stages of a pipeline may differ, but not
+their peers in other dims.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain, pairwise
+from statistics import median
+
+from msgspec import Struct
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Driver, Nvml
@@ -17,7 +28,6 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import RankLate, TimesReported
 from meshrun.rendezvous.messages import Times
-from meshrun.supervisor.lateness import LateRank, find_late
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
@@ -28,6 +38,11 @@ _MOST_CALLS, _FEWEST_CALLS = 20_000, 20
 """Calls that a node reports to the coordinator: in all, and at least per rank."""
 _FEWEST_CHECKS = 3
 """How often a rank is checked, at least, before it is reported as late."""
+_LEAST_CALLS = 5
+"""The fewest calls that are worth an average."""
+
+Call = tuple[str, int]
+"""The name of a group, and the number of a call in it."""
 
 
 class Stragglers:
@@ -46,7 +61,8 @@ class Stragglers:
         emit: Callable[[RankLate], None],
         ask: Callable[[Iterable[int]], None],
     ) -> None:
-        self.update_plan(plan)
+        self.plan = plan
+        """The plan; complete once all nodes have joined."""
         self._driver = Driver(note)
         self._note, self._emit, self._ask_ranks = note, emit, ask
         limit_s = plan.request.straggler_time_s or 0.0
@@ -63,10 +79,6 @@ class Stragglers:
         self._asked_ns = self._from_ns = 0
         """Wall-clock time of the last two requests."""
         self.begin()
-
-    def update_plan(self, plan: LaunchPlan) -> None:
-        """Take the plan that is complete once all nodes have joined."""
-        self._plan = plan
 
     def begin(self) -> None:
         """Prepare for a new generation of ranks."""
@@ -85,13 +97,10 @@ class Stragglers:
         if not state.alive or state.stopping:
             self._timer.cancel()
             self._deadline.cancel()
-        elif self._is_coordinator and not (self._timer.is_pending or self._deadline.is_pending):
+        elif state.nodes.is_coordinator and not (
+            self._timer.is_pending or self._deadline.is_pending
+        ):
             self._timer.restart(self._every_s)
-
-    @property
-    def _is_coordinator(self) -> bool:
-        """Whether this node compares the answers: the only node, or the coordinator."""
-        return self._state.nodes.is_coordinator
 
     def receive(self, answer: RankTimes) -> None:
         """Take a rank's answer."""
@@ -103,7 +112,8 @@ class Stragglers:
     def receive_from_node(self, message: AskTimes | TimesReported) -> None:
         """Answer the coordinator; or, as the coordinator, take another node's answer."""
         if isinstance(message, AskTimes):
-            if message.generation == self._state.generation and not self._is_coordinator:
+            state = self._state
+            if message.generation == state.generation and not state.nodes.is_coordinator:
                 self._watch(message.late)
                 self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
             return
@@ -119,7 +129,7 @@ class Stragglers:
             self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
         else:
             self.send_to_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
-            self._ask_and_wait(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_S)
+            self._ask_and_wait(range(self.plan.layout.world_size), 2 * _ANSWER_TAKES_S)
 
     def _ask_and_wait(self, ranks: Iterable[int], takes_s: float) -> None:
         self._answers, self._expected = {}, frozenset(ranks)
@@ -127,14 +137,11 @@ class Stragglers:
         self._ask_ranks(self._state.alive)
 
     def _end_round(self) -> None:
-        if self._is_coordinator:
+        if self._state.nodes.is_coordinator:  # or the only node
             self._compare()
-        else:
-            self._answer_coordinator()
-
-    def _answer_coordinator(self) -> None:
+            return
         by_ns = time.monotonic_ns() - time.time_ns()
-        most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
+        most = max(_FEWEST_CALLS, _MOST_CALLS // self.plan.layout.world_size)
         answers = [answer.last(most).shifted(by_ns) for answer in self._answers.values()]
         reasons = {rank: self._why(rank) for rank in self._delays}
         self.send_to_nodes(Times(generation=self._state.generation, answers=answers, why=reasons))
@@ -155,11 +162,16 @@ class Stragglers:
             if now_ns - since_ns >= self._limit_ns and rank not in self._reported:
                 self._reported.add(rank)
                 why = self._why(rank) if rank in self._delays else self._elsewhere.get(rank, "")
-                self._note(self._describe(each) + (f" ({why})" if why else ""))
+                group = group_label(self.plan.layout, each.group, each.description)
+                self._note(
+                    f"{self._name(rank)} reaches collectives of {group} late: the others wait for"
+                    f" it {each.share * 100:.0f} % of the time, {each.per_call_s * 1000:.3g} ms"
+                    " each time" + (f" ({why})" if why else "")
+                )
                 self._emit(
                     RankLate(
                         rank=rank,
-                        group=self._group(each),
+                        group=group,
                         share=each.share,
                         per_call_s=each.per_call_s,
                         at_ns=now_ns,
@@ -169,7 +181,7 @@ class Stragglers:
 
     def _find(self) -> Iterator[LateRank]:
         """Yield late ranks: compared on each node by its own clock, and then on all nodes."""
-        layout = self._plan.layout
+        layout = self.plan.layout
         by_node: dict[int, dict[int, RankTimes]] = {}
         for rank, answer in self._answers.items():
             by_node.setdefault(layout.node_rank(rank), {})[rank] = answer
@@ -179,13 +191,6 @@ class Stragglers:
             yield from find_late(
                 self._answers, share=_SHARE, since_ns=self._from_ns, unsure_ns=self._unsure_ns
             )
-
-    def _describe(self, late: LateRank) -> str:
-        return (
-            f"{self._name(late.rank)} reaches collectives of {self._group(late)} late:"
-            f" the others wait for it {late.share * 100:.0f} % of the time,"
-            f" {late.per_call_s * 1000:.3g} ms each time"
-        )
 
     def _watch(self, late: Collection[int]) -> None:
         """Watch late ranks of this node from now on; drop what is known about all others."""
@@ -218,11 +223,11 @@ class Stragglers:
                 yield f"{what} {min(1.0, took_s / seconds) * 100:.0f} % of the time"
         if is_stopped(pid):
             yield "it is suspended"
-        if self._plan.device_type == "cuda":
+        if self.plan.device_type == "cuda":
             yield from self._gpu(rank)
 
     def _gpu(self, rank: int) -> Iterator[str]:
-        gpu = self._plan.rank(rank).gpu
+        gpu = self.plan.rank(rank).gpu
         if gpu is None:
             return
         mhz, celsius = self._driver.ask(partial(_clock_and_heat, gpu=gpu)) or (None, None)
@@ -231,11 +236,8 @@ class Stragglers:
         elif self._driver.trouble:
             yield self._driver.trouble
 
-    def _group(self, late: LateRank) -> str:
-        return group_label(self._plan.layout, late.group, late.description)
-
     def _name(self, rank: int) -> str:
-        layout = self._plan.layout
+        layout = self.plan.layout
         is_elsewhere = rank not in self._state.ranks
         return rank_name(layout, rank) + f" on node {layout.node_rank(rank)}" * is_elsewhere
 
@@ -249,3 +251,89 @@ def _clock_and_heat(nvml: Nvml | None, *, gpu: Gpu) -> tuple[int | None, int | N
         nvml.number("nvmlDeviceGetClockInfo", found, _SM_CLOCK),
         nvml.number("nvmlDeviceGetTemperature", found, _CORE_SENSOR),
     )
+
+
+class LateRank(Struct, frozen=True):
+    """A rank that others wait for."""
+
+    rank: int
+    share: float
+    """The share of the time by which it takes longer than its peers."""
+    per_call_s: float
+    """The mean delay of one call."""
+    group: tuple[int, ...]
+    """The ranks of the group in whose calls it is late."""
+    description: str
+    """torch's description of that group."""
+
+
+def find_late(
+    answers: Mapping[int, RankTimes], *, share: float, since_ns: int = 0, unsure_ns: int = 0
+) -> list[LateRank]:
+    """Return the ranks that take longer than their peers by at least a share of the time.
+
+    Args:
+        answers: The times of each rank's calls.
+        share: From 0 to 1.
+        since_ns: The wall-clock time before which calls do not count.
+        unsure_ns: The error of the difference between the nodes' clocks.
+    """
+    members = {each.name: each for answer in answers.values() for each in answer.groups}
+    calls_of = {
+        rank: [
+            (at_ns, (answer.groups[group].name, number))
+            for group, number, at_ns in answer.calls
+            if at_ns >= since_ns
+        ]
+        for rank, answer in answers.items()
+    }
+    work, elapsed_ns = _own_times(calls_of)
+    totals = {rank: sum(own.total_ns for own in groups.values()) for rank, groups in work.items()}
+    found = []
+    for rank, groups in work.items():
+        peers_by_group = (
+            [totals[peer] for peer in group.ranks if peer != rank and peer in totals]
+            for group in members.values()
+            if rank in group.ranks
+        )
+        excess = (totals[rank] - median(peers) for peers in peers_by_group if peers)
+        late_ns, calls = min(excess, default=0.0), sum(own.calls for own in groups.values())
+        if elapsed_ns and late_ns >= share * elapsed_ns + unsure_ns * calls:
+            name, own = max(groups.items(), key=lambda item: item[1].total_ns)
+            group, per_call_s = members[name], late_ns / own.calls / 1e9
+            ranks = tuple(group.ranks)
+            found.append(LateRank(rank, late_ns / elapsed_ns, per_call_s, ranks, group.description))
+    return sorted(found, key=lambda late: -late.share)
+
+
+class _OwnTime(Struct):
+    """A rank's own time before its calls in one group."""
+
+    total_ns: int = 0
+    calls: int = 0
+
+
+def _own_times(
+    calls_of: Mapping[int, list[tuple[int, Call]]],
+) -> tuple[dict[int, dict[str, _OwnTime]], int]:
+    """Return each rank's own time by group, in the period that all ranks cover, and its length."""
+    last: dict[Call, int] = {}
+    for at_ns, call in chain.from_iterable(calls_of.values()):
+        last[call] = max(at_ns, last.get(call, at_ns))
+    ordered = {rank: sorted(calls) for rank, calls in calls_of.items() if len(calls) > _LEAST_CALLS}
+    if len(ordered) < 2:
+        return {}, 0
+    first_ns = max(calls[0][0] for calls in ordered.values())
+    until_ns = min(calls[-1][0] for calls in ordered.values())
+    work = {}
+    for rank, calls in ordered.items():
+        groups: dict[str, _OwnTime] = {}
+        for (_, before), (at_ns, call) in pairwise(calls):
+            if first_ns <= at_ns <= until_ns:
+                own = groups.setdefault(call[0], _OwnTime())
+                own.total_ns += max(0, at_ns - last[before])
+                own.calls += 1
+        if sum(own.calls for own in groups.values()) < _LEAST_CALLS:
+            return {}, 0
+        work[rank] = groups
+    return work, until_ns - first_ns

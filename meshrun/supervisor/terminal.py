@@ -28,7 +28,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
-from meshrun.protocol.to_zygote import SignalRanks
+from meshrun.protocol.zygote_messages import SignalRanks
 from meshrun.supervisor.watcher import Watcher
 
 _TURN_S = 0.05

@@ -16,18 +16,17 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import read_now
-from meshrun.host.printable import one_line
 from meshrun.host.process_state import is_below
 from meshrun.host.processes import send_signal
-from meshrun.host.reactor import Reactor
-from meshrun.host.reactor import Timer as Alarm
-from meshrun.protocol.packing import read_json
+from meshrun.host.reactor import Reactor, Timer
+from meshrun.protocol.packing import Line, convert, read_json
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _READ_BYTES = 64 * 1024
@@ -35,12 +34,14 @@ _MOST_PIDS = 1 << 22
 """The kernel's ``PID_MAX_LIMIT``."""
 
 
-class _Timer(Struct, frozen=True):
-    pid: int
-    scope: str
-    expires_s: float
-    """Seconds since the epoch, by the rank's clock."""
-    signum: int
+class _Request(Struct, frozen=True):
+    """A timer, as torch requests it."""
+
+    pid: Annotated[int, Meta(gt=0, lt=_MOST_PIDS)]
+    scope_id: Line
+    expiration_time: Annotated[float, Meta(le=10**12)]
+    """Seconds since the epoch, by the rank's clock; negative to cancel the timer."""
+    signal: Annotated[int, Meta(lt=signal.NSIG)]
 
 
 def timer_file(env: Mapping[str, str], run_folder: str) -> str | None:
@@ -67,9 +68,9 @@ class Timers:
         """
         self._path, self._reactor, self._note = path, reactor, note
         self._zygote_pid = zygote_pid
-        self._running: dict[tuple[int, str], Alarm] = {}
+        self._running: dict[tuple[int, str], Timer] = {}
         self._rest = b""
-        self._expired: dict[int, _Timer] = {}
+        self._expired: dict[int, _Request] = {}
         """Expired timers by process id."""
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
@@ -92,46 +93,37 @@ class Timers:
 
     def _take(self, line: bytes) -> None:
         try:
-            request = read_json(line)
-            timer = _Timer(
-                int(request["pid"]),
-                one_line(str(request["scope_id"])),
-                float(request["expiration_time"]),
-                int(request["signal"]),
-            )
-            in_ns = int(max(0.0, timer.expires_s - time.time()) * 1e9)
-        except (ValueError, OverflowError, KeyError, TypeError):
+            timer: _Request = convert(_Request, read_json(line))
+        except ValueError:
             return  # any process of this user can write to the pipe
-        if not (0 < timer.pid < _MOST_PIDS and timer.signum < signal.NSIG):
-            return
-        if (before := self._running.pop((timer.pid, timer.scope), None)) is not None:
+        key = timer.pid, timer.scope_id
+        if (before := self._running.pop(key, None)) is not None:
             before.cancel()
-        if timer.expires_s >= 0:
-            at_ns = self._reactor.now_ns() + in_ns
-            alarm = self._reactor.call_at(at_ns, partial(self._expire, timer))
-            self._running[timer.pid, timer.scope] = alarm
+        if timer.expiration_time >= 0:
+            in_s = max(0.0, timer.expiration_time - time.time())
+            self._running[key] = self._reactor.call_later(in_s, partial(self._expire, timer))
 
-    def _expire(self, timer: _Timer) -> None:
+    def _expire(self, timer: _Request) -> None:
         """Send the timer's signal, if its process is one of the launch."""
-        del self._running[timer.pid, timer.scope]
-        if timer.signum > 0 and is_below(timer.pid, self._zygote_pid()):
-            send_signal(timer.pid, timer.signum)
+        del self._running[timer.pid, timer.scope_id]
+        if timer.signal > 0 and is_below(timer.pid, self._zygote_pid()):
+            send_signal(timer.pid, timer.signal)
             self._expired[timer.pid] = timer
-            self._note(f"killed process {timer.pid}: its timer `{timer.scope}` expired")
+            self._note(f"killed process {timer.pid}: its timer `{timer.scope_id}` expired")
 
     def clear(self) -> None:
         """Cancel all timers, whose ranks have exited."""
-        for alarm in self._running.values():
-            alarm.cancel()
+        for timer in self._running.values():
+            timer.cancel()
         self._running.clear()
         self._expired.clear()
 
     def why_ended(self, pid: int | None, signum: int | None) -> str | None:
         """Return why a signal ended a process, if it came from one of its timers."""
         timer = self._expired.get(pid or 0)
-        if timer is None or timer.signum != signum:
+        if timer is None or timer.signal != signum:
             return None
-        return f"its timer `{timer.scope}` expired"
+        return f"its timer `{timer.scope_id}` expired"
 
     def close(self) -> None:
         """Remove the pipe."""

@@ -8,9 +8,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
-from meshrun.protocol.from_zygote import RankJoined, RankReady, RankStarted, ZygoteReady
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.protocol.zygote_messages import RankJoined, RankReady, RankStarted, ZygoteReady
 
 
 class Watcher:

@@ -24,11 +24,17 @@ from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, RankEvent
-from meshrun.protocol.to_zygote import Prepare, StartStore, ToZygote
+from meshrun.protocol.zygote_messages import (
+    FromNegotiation,
+    FromRank,
+    FromZygote,
+    Prepare,
+    RankEvent,
+    StartStore,
+    ToZygote,
+)
 from meshrun.start import own_command
-from meshrun.zygote.control import LEFT_TO_LAUNCHER
-from meshrun.zygote.guard import killing_orphans
+from meshrun.zygote.control import LEFT_TO_LAUNCHER, killing_orphans
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
@@ -96,14 +102,8 @@ class ZygoteClient:
 
     def receive(self) -> FromZygote | RankEvent | None:
         """Return the zygote's next event, or ``None`` once it has exited."""
-        try:
-            packet = self.control.recv(codec.PACKET_BYTES)
-        except ConnectionError:
-            return None
-        if not packet:
-            return None
-        message = codec.decode(packet)
-        if not isinstance(message, FromZygote | RankEvent):
+        message = _receive(self.control)
+        if not isinstance(message, FromZygote | RankEvent | None):
             raise InternalError(f"the zygote sent an unexpected message: {message}")
         return message
 
@@ -113,14 +113,8 @@ class ZygoteClient:
         Raises:
             WireError: If it is malformed, as when a program writes to descriptors of meshrun's.
         """
-        try:
-            packet = self.reports.recv(codec.PACKET_BYTES)
-        except (BlockingIOError, ConnectionError):
-            return None
-        if not packet:
-            return None
-        message = codec.decode(packet)
-        if not isinstance(message, FromRank | FromNegotiation):
+        message = _receive(self.reports)
+        if not isinstance(message, FromRank | FromNegotiation | None):
             raise codec.WireError(f"a rank sent a message that is not a rank's: {message}")
         return message
 
@@ -160,6 +154,15 @@ class ZygoteClient:
         self.release_ranks()
         for end in (self.control, self.reports, self._ranks_end):
             end.close()
+
+
+def _receive(end: socket.socket) -> codec.Message | None:
+    """Return the next message; ``None`` if there is none, or at the end of the connection."""
+    try:
+        packet = end.recv(codec.PACKET_BYTES)
+    except (BlockingIOError, ConnectionError):
+        return None
+    return codec.decode(packet) if packet else None
 
 
 class _NewZygote:

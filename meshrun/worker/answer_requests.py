@@ -27,9 +27,9 @@ from meshrun.protocol.collectives import (
 )
 from meshrun.worker.flight_recorder import has_recorder, read_calls, read_times, read_wait
 from meshrun.worker.group_lifetime import call_around
+from meshrun.worker.imports import when_imported
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import keep_high, write_stacks
-from meshrun.worker.when_imported import when_imported
 
 THREAD = "meshrun-answers"
 """The thread's name in ``top -H``."""
@@ -83,17 +83,11 @@ class AnswerRequests:
 
     def _answer_all(self) -> None:
         name_thread(THREAD)
-        while request := self._next_request():
-            # No more open files, or an unknown recorder of another torch.
-            with suppress(Exception):
-                self._answer(request)
-
-    def _next_request(self) -> bytes:
-        """Wait for a request; return b"" if there will be none."""
-        try:
-            return os.read(self._requests_fd, 1)
-        except OSError:  # the program has closed it
-            return b""
+        with suppress(OSError):  # the program has closed the pipe
+            while request := os.read(self._requests_fd, 1):
+                # No more open files, or an unknown recorder of another torch.
+                with suppress(Exception):
+                    self._answer(request)
 
     def _answer(self, request: bytes) -> None:
         if request == STACKS:

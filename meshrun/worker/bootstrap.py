@@ -24,31 +24,27 @@ from meshrun.host.processes import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.rank_end import RankRaised, ended_collective, is_of_collective
+from meshrun.protocol.zygote_messages import (
     BreakpointPassed,
     CallEnded,
     NodeExcluded,
     RankBeat,
     RankReady,
+    StartRank,
 )
-from meshrun.protocol.raised import ended_collective, is_of_collective
-from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.to_zygote import StartRank
-from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.answer_requests import AnswerRequests
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.flight_recorder import report_calls
-from meshrun.worker.group_lifetime import guard_groups
-from meshrun.worker.late_variables import follow_environment
-from meshrun.worker.peer_connections import end_connections_with_rank
-from meshrun.worker.process_group import join_mesh
+from meshrun.worker.group_lifetime import end_connections_with_rank, guard_groups
+from meshrun.worker.imports import when_imported
+from meshrun.worker.late_variables import follow_environment, raise_thread_counts
+from meshrun.worker.process_group import adopt_process_group, join_mesh, serve_env_rendezvous
 from meshrun.worker.program import ProgramSource, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import enable_stack_dumps, ignore_requests_on_exec, keep_high
-from meshrun.worker.threads import raise_thread_counts
-from meshrun.worker.when_imported import when_imported
 
 
 def become_rank(
@@ -149,7 +145,7 @@ def _join(
 def _run(program: Program, source: ProgramSource, reporter: Reporter) -> None:
     """Run the program, and note its files for ``--watch``; or serve a prompt, which may run it."""
     if (watched := os.environ.pop(WATCH_FILE, None)) is not None:
-        from meshrun.worker.record_files import record_files
+        from meshrun.worker.import_record import record_files
 
         record_files(watched)
     if SERVE in os.environ:

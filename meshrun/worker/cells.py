@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import without_output
-from meshrun.worker.source import remember_source
+from meshrun.worker.pickling import remember_source
 
 if TYPE_CHECKING:
     import asyncio

@@ -24,15 +24,14 @@ from meshrun.check.evaluate import Finding, best_bus, evaluate, failed_hosts, fo
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent, set_title, signals_blocked
-from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.to_zygote import StartRank
+from meshrun.protocol.zygote_messages import Checked, StartRank
 from meshrun.worker.early_settings import EarlySettings
+from meshrun.worker.late_variables import raise_thread_counts
 from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import UncaughtException, format_raised
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.threads import raise_thread_counts
 
 _TIMEOUT_S = 120.0
 """How long one collective of the check may take."""

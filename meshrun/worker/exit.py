@@ -29,7 +29,7 @@ from types import ModuleType
 from meshrun.host.own_variables import FULL_EXIT
 from meshrun.host.users_files import is_installed, is_users_file, names_of
 from meshrun.plan.parse import is_on
-from meshrun.protocol.from_zygote import RankFinished, RankLeaves
+from meshrun.protocol.zygote_messages import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.worker.import_record import record_imports, write_import_record
 from meshrun.worker.reporter import Reporter
@@ -111,7 +111,9 @@ class ExitHandler:
             _if_memory_allows(_free_program, self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
-        if is_rank and status == 0 and (destroyed or _has_process_group()):
+        dist = sys.modules.get("torch.distributed")
+        has_group = dist is not None and dist.is_available() and dist.is_initialized()
+        if is_rank and status == 0 and (destroyed or has_group):  # peers may still be talking to it
             self._wait_for_peers()
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -176,12 +178,6 @@ def _status_of(code: object) -> int:
     if not isinstance(code, int):
         return 0 if code is None else 1
     return code & 0xFF if -sys.maxsize - 1 <= code <= sys.maxsize else 0xFF
-
-
-def _has_process_group() -> bool:
-    """Return whether peers may still be talking to this process."""
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def _flush_files() -> None:

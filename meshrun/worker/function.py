@@ -74,7 +74,7 @@ def run(folder: str, *, for_all_nodes: bool) -> None:
     import pickle
 
     from meshrun.layout.environment import read_layout
-    from meshrun.worker.error_copy import pickle_error
+    from meshrun.worker.pickling import pickle_error
     from meshrun.worker.program import format_raised
 
     rank, layout = var.own_rank(), read_layout(os.environ)

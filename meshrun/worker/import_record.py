@@ -1,17 +1,19 @@
-"""What a run of a program imported, for a warm server to import before the next one."""
+"""What a run of a program imported: for a warm server to import first, and for ``--watch``."""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 from msgspec import Struct
 
-from meshrun.host.folder import write_private
+from meshrun.host.folder import open_private, write_private
 from meshrun.host.named_files import open_nonblocking
 from meshrun.host.users_files import is_installed, is_users_file, module_files, names_of
 from meshrun.protocol.packing import pack, unpack
@@ -20,7 +22,7 @@ Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
 
 _OURS = ("meshrun", "threadpoolctl")
-"""Packages that ranks import by themselves, as in :mod:`meshrun.worker.threads`."""
+"""Packages that ranks import by themselves, as in :mod:`meshrun.worker.late_variables`."""
 
 
 class ImportRecord(Struct, frozen=True, kw_only=True):
@@ -87,3 +89,32 @@ def _may_import(name: str, module: ModuleType) -> bool:
         and is_installed(path)
         and name.partition(".")[0] not in _OURS
     )
+
+
+def record_files(list_path: str) -> None:
+    """Note the files imported so far, and later ones when they are compiled or, if cached, run.
+
+    A file that does not compile is noted too, since the user is about to correct it.
+    """
+    noted: set[str] = set()
+
+    def note(path: object) -> None:
+        if not isinstance(path, str) or path in noted or not os.path.isabs(path):
+            return
+        noted.add(path)
+        if not is_users_file(path):
+            return
+        with suppress(OSError):  # the file is gone, or the watcher is about to end
+            line = f"{os.stat(path).st_mtime_ns} {path}\0"
+            with open(list_path, "ab", opener=open_private) as file:
+                file.write(os.fsencode(line))
+
+    def on_audit_event(event: str, args: tuple[Any, ...]) -> None:
+        if event == "compile":
+            note(args[1])
+        elif event == "exec" and isinstance(args[0], CodeType):
+            note(args[0].co_filename)
+
+    for _, path in module_files(sys.modules):
+        note(path)
+    sys.addaudithook(on_audit_event)

@@ -1,16 +1,18 @@
-"""Warns about variables that a program sets after meshrun has imported torch for it."""
+"""Variables that come after torch's import: numbers of threads are applied, others warned about."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 from functools import wraps
 from types import FrameType, FunctionType, ModuleType
 
 from meshrun.host import rank_variables as var
+from meshrun.host.cores import count_usable_cores
 from meshrun.mesh.late_settings import note
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import, is_thread_count
-from meshrun.worker.threads import raise_thread_counts
 
 _OURS = (__file__, os.__file__)
 _IN_TIME = (
@@ -22,6 +24,10 @@ _IN_TIME = (
 Lightning, joblib and scikit-learn set some of them when they are imported. A warm server still
 compares them, as libraries may read them at import.
 """
+_COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
+_have = {"torch": 1, "blas": 1}
+"""How many threads they have: 1 when imported, later what was set here."""
+_SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
 def follow_environment(settings: EarlySettings) -> None:
@@ -79,3 +85,34 @@ def _is_from_torch(value: object) -> bool:
     else:
         return False
     return isinstance(name, str) and name.partition(".")[0] == "torch"
+
+
+def raise_thread_counts(env: Mapping[str, str]) -> None:
+    """Give torch and numpy's BLAS as many threads as ``env`` says, or this rank's share of cores.
+
+    Both read the variables once, while they are imported, and were imported with 1.
+    """
+    workers = _positive(env.get(var.LOCAL_WORLD_SIZE, "")) or 1
+    share = max(1, count_usable_cores() // workers)
+    threads = _positive(env.get(var.OMP_NUM_THREADS, "")) or share
+    torch = sys.modules.get("torch")
+    if torch is not None and threads != _have["torch"]:
+        torch.set_num_threads(threads)
+        _have["torch"] = threads
+    blas = _positive(env.get("OPENBLAS_NUM_THREADS", "")) or threads
+    if "numpy" in sys.modules and blas != _have["blas"]:
+        _have["blas"] = blas
+        had = os.environ.get(_SET_BY_THREADPOOLCTL)
+        try:
+            from threadpoolctl import threadpool_limits
+        except ImportError:  # run from a checkout: BLAS keeps its one thread
+            return
+        if had is None:  # keep the program's environment unchanged
+            os.environ.pop(_SET_BY_THREADPOOLCTL, None)
+        threadpool_limits(limits=blas, user_api="blas")
+
+
+def _positive(text: str) -> int | None:
+    """Return the first number of ``4`` or ``4,2`` (nested levels); ``None`` if there is none."""
+    head = text.partition(",")[0].strip()
+    return int(head) if _COUNT.fullmatch(head) else None

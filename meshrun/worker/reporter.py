@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import FromRank
+from meshrun.protocol.zygote_messages import FromRank
 
 
 class Reporter:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 from meshrun.host import rank_variables as var
 from meshrun.host.own_variables import SERVE
-from meshrun.worker.error_copy import pickle_error
 from meshrun.worker.function import restore_path, unpicklable
 
 if TYPE_CHECKING:
@@ -121,10 +120,9 @@ class _Calls:
 
         from msgspec.structs import asdict
 
-        from meshrun.protocol.raised import headline
-        from meshrun.protocol.rank_end import RankRaised
+        from meshrun.protocol.rank_end import RankRaised, headline
         from meshrun.worker.call_channel import CallDone
-        from meshrun.worker.pickling import dumps
+        from meshrun.worker.pickling import dumps, pickle_error
         from meshrun.worker.program import format_raised
 
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from meshrun.plan.rank_program import Program, first_path
+from meshrun.worker.imports import put_first
 from meshrun.worker.program import format_raised, inspect_program, run_program
-from meshrun.worker.sys_path import put_first
 
 
 def main(known_at_start: frozenset[str]) -> None:

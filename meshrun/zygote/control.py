@@ -1,4 +1,4 @@
-"""The zygote's end of its connection to the launcher."""
+"""The zygote's end of its connection to the launcher, and what both do with signals and orphans."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from meshrun.host.network import peer_of
+from meshrun.host.own_variables import LAUNCH_MARK
+from meshrun.host.process_state import marked_processes
+from meshrun.host.processes import become_subreaper, frees_memory, send_signal
+from meshrun.host.reactor import Steps
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankReady
+from meshrun.protocol.zygote_messages import FromZygote, NegotiationFailed, RankReady
 
 _FDS_PER_PACKET = 4
 LEFT_TO_LAUNCHER = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,  # a scheduler's warnings; see --forward
 )  # fmt: skip
+_SWEEP_TAKES_S = 10.0
+_BETWEEN_SCANS_S = 0.02
+_CLEAN_SCANS = 12
+"""A process in ``execve`` shows no environment for a moment, longer on a busy machine."""
 
 
 def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
@@ -81,3 +90,22 @@ def leave_signals_to_launcher() -> dict[int, Any]:
     # The launcher has blocked them, and others before it may have blocked SIGCHLD.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*LEFT_TO_LAUNCHER, signal.SIGCHLD))
     return before
+
+
+def killing_orphans(mark: str) -> Steps[None]:
+    """Kill all processes with a launch's mark where none adopts orphans (gVisor, macOS)."""
+    if mark and not become_subreaper():
+        yield from killing_marked(mark)
+
+
+def killing_marked(mark: str) -> Steps[None]:
+    """Kill all processes with a launch's mark, until several scans in a row find none."""
+    deadline = time.monotonic() + _SWEEP_TAKES_S
+    clean = 0
+    while clean < _CLEAN_SCANS and time.monotonic() < deadline:
+        marked = marked_processes(f"{LAUNCH_MARK}={mark}")
+        found = [pid for pid in marked if not frees_memory(pid)]
+        clean = 0 if found else clean + 1
+        for pid in found:
+            send_signal(pid, signal.SIGKILL)
+        yield _BETWEEN_SCANS_S

@@ -16,7 +16,7 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.plan.device import check_count
-from meshrun.worker.sys_path import holds, on_path
+from meshrun.worker.imports import holds, on_path
 from meshrun.zygote.fork_safety import call_in_fork
 
 _UNKNOWN = 254

@@ -19,11 +19,11 @@ import socket
 from meshrun.host.processes import die_with_parent
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol import codec
-from meshrun.protocol.to_zygote import StartRank
+from meshrun.protocol.zygote_messages import StartRank
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
+from meshrun.worker.imports import put_first
 from meshrun.worker.program import inspect_program
-from meshrun.worker.sys_path import put_first
 
 
 def main(known_at_start: frozenset[str]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from meshrun.host.printable import one_line
 from meshrun.host.visibility import CUDA
 from meshrun.wording import count
-from meshrun.worker.when_imported import when_imported
+from meshrun.worker.imports import when_imported
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _FAILED = 255

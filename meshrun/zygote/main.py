@@ -25,13 +25,17 @@ from meshrun.host.processes import become_subreaper, die_with_parent, set_title
 from meshrun.host.shortage import describe_shortage
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program, first_path
-from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
-from meshrun.protocol.to_zygote import Prepare
+from meshrun.protocol.zygote_messages import Prepare, ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.worker.exit import ExitHandler
+from meshrun.worker.imports import (
+    check_torch_is_supported,
+    check_torch_version,
+    holds,
+    on_path,
+    put_first,
+)
 from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
-from meshrun.worker.sys_path import holds, on_path, put_first
-from meshrun.worker.torch_version import check_torch_is_supported, check_torch_version
 from meshrun.zygote.control import (
     ignore_signals,
     is_hung_up,
@@ -41,8 +45,8 @@ from meshrun.zygote.control import (
 )
 from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
-from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
+from meshrun.zygote.store import Guard
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:

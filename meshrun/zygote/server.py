@@ -8,14 +8,19 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
 from meshrun.errors import HostError
+from meshrun.host import rank_variables as var
+from meshrun.host.cores import bind_to_cpus
 from meshrun.host.descriptors import empty_stdin, note
+from meshrun.host.network import packet_pair
+from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.process_state import is_exiting, is_stopped
 from meshrun.host.processes import (
     EndedChildren,
@@ -28,36 +33,34 @@ from meshrun.host.processes import (
 )
 from meshrun.host.reactor import Reactor
 from meshrun.plan.rank_program import Program, first_path
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol import codec
+from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.result import signal_name
+from meshrun.protocol.zygote_messages import (
     STORE,
+    EndGeneration,
+    Exit,
     GenerationEnded,
     LeftoversEnded,
+    Negotiate,
     NegotiationFailed,
     RankReady,
     RanksResumed,
     RankStarted,
-    StartFailed,
-    StoreEnded,
-)
-from meshrun.protocol.rank_end import RankExited
-from meshrun.protocol.result import signal_name
-from meshrun.protocol.to_zygote import (
-    EndGeneration,
-    Exit,
-    Negotiate,
     ResumeRanks,
     SignalRanks,
+    StartFailed,
     StartRank,
     StartStore,
+    StoreEnded,
     SuspendRanks,
 )
+from meshrun.start import own_command
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import ProgramSource
 from meshrun.zygote.control import LEFT_TO_LAUNCHER, is_hung_up, launcher_pid, receive, send
-from meshrun.zygote.guard import Guard
-from meshrun.zygote.spawn import spawn_command, spawn_fresh
-from meshrun.zygote.store import run_store
+from meshrun.zygote.store import Guard, run_store
 
 _EXIT_TAKES_S = 0.5
 """How long helper processes of ranks may take to exit by themselves."""
@@ -385,3 +388,48 @@ def _reopen(stream: TextIO | None) -> None:
             io.TextIOWrapper.__init__(
                 stream, file, stream.encoding, stream.errors, "\n", write_through=True
             )
+
+
+def spawn_fresh(
+    order: StartRank, program: Program, reports: socket.socket, barrier_fd: int, fds: Sequence[int]
+) -> int:
+    """Start a rank as a new interpreter, which reads its order, and return its process id."""
+    ours, theirs = packet_pair()  # a pipe is too small for the longest order
+    stdout, stderr, stacks, requests = fds
+    inherited = (theirs.fileno(), reports.fileno(), barrier_fd, stacks, requests)
+    numbers = [str(number) for number in (*inherited, os.getpid())]
+    with ours, theirs:
+        ours.send(codec.encode(order))
+        command = own_command("rank", *numbers, *program.words, unbuffered=True)
+        return _start(order, command, stdout, stderr, pass_fds=inherited)
+
+
+def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) -> int:
+    """Start a rank that is a command and return its process id."""
+    program = program.for_local_rank(order.local_rank)
+    zygote = os.getpid()
+
+    def prepare() -> None:  # between fork and exec; this process has a single thread
+        die_with_parent(zygote)
+        bind_to_cpus(order.cpus)
+
+    return _start(order, [program.target, *program.args], stdout, stderr, preexec_fn=prepare)
+
+
+def _start(
+    order: StartRank, command: Sequence[str], stdout: int, stderr: int, **options: Any
+) -> int:
+    stdin = stdout if order.debug else None if order.stdin else subprocess.DEVNULL
+    removed = {*var.THREADS, WORKER_PID}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    process = subprocess.Popen(
+        command,
+        stdin=stdin,  # the terminal of a rank that is debugged is its stdout
+        stdout=stdout,
+        stderr=stderr,
+        env={**kept, **order.environment},  # for sitecustomize and readers of /proc/PID/environ
+        start_new_session=True,
+        **options,
+    )
+    process.returncode = 0  # reaped by the loop, with all other children
+    return process.pid

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.protocol.raised import RankRaised
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
 from meshrun.report.result_json import SCHEMA_NAME, SCHEMA_VERSION, render_result_json
 from meshrun.wording import DOCS

@@ -21,8 +21,7 @@ _FROM_OURSELVES = {
     "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
-    "worker/error_copy.py": "an exception of such a function or call, from the same source",
-    "worker/pickling.py": "nothing: it pickles",
+    "worker/pickling.py": "an exception of such a function or call, from the same source",
     "worker/program.py": "the user's own program, from its file",
     "host/forked_call.py": "what a call returned in a fork of this process, through a pipe to it",
     "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
@@ -47,7 +46,7 @@ _UNPICKLE_NOTHING = (
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
     *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_withdrawal.py"),
-    *("warm/warm_messages.py", "warm/shim.py", "warm/client.py", "warm/warm_server.py"),
+    *("warm/shim.py", "warm/shim.py", "warm/client.py", "warm/warm_server.py"),
     *("warm/server_folder.py", "protocol/packing.py"),
 )
 

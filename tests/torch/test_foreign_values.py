@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.protocol.from_zygote import NodeInfo
 from meshrun.protocol.packing import pack
+from meshrun.protocol.zygote_messages import NodeInfo
 from meshrun.rendezvous.torch_backend import read_info
 from meshrun.rendezvous.torch_handler import PickleFilter
 

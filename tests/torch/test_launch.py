@@ -25,7 +25,7 @@ from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import HostError, UsageError
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult, RankFailure, Timings
-from meshrun.worker.error_copy import pickle_error
+from meshrun.worker.pickling import pickle_error
 from tests.launching import add, rank, run
 
 pytestmark = pytest.mark.torch

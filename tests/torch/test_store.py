@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from meshrun.zygote.guard import Guard
-from meshrun.zygote.store import run_store, serve_store
+from meshrun.zygote.store import Guard, run_store, serve_store
 from tests.kit import Running, start_meshrun, wait_until
 
 pytestmark = pytest.mark.torch

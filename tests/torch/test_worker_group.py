@@ -22,7 +22,7 @@ from typing import Any, cast
 import pytest
 
 import meshrun
-from meshrun.api import rank_output, worker_group
+from meshrun.api import child_launcher, worker_group
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import UsageError
@@ -194,7 +194,7 @@ def test_a_signal_handler_may_raise_at_any_moment(
 
         monkeypatch.setattr(owner, name, interrupted)
 
-    monkeypatch.setattr(rank_output, "_OUTPUT_S", 3600)
+    monkeypatch.setattr(child_launcher, "_OUTPUT_S", 3600)
     before = signal.signal(signal.SIGUSR1, give_up)
     try:
         with WorkerGroup(nproc_per_node=1, options=["--prefix=none"]) as group:
@@ -265,7 +265,7 @@ def test_the_output_of_a_call_comes_before_its_value(
     fake_torch: Path,
 ) -> None:
     """Wherever it goes: a call does not wait for output that is not shown."""
-    monkeypatch.setattr(rank_output, "_OUTPUT_S", 3600.0)
+    monkeypatch.setattr(child_launcher, "_OUTPUT_S", 3600.0)
     out, logs = io.StringIO(), ["--log-dir", str(tmp_path / "logs")]
     with WorkerGroup(nproc_per_node=2, stdout=out, options=[*options, *logs]) as group:
         for number in (1, 2):

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from meshrun.host.network import packet_pair
 from meshrun.lifecycle.state import State
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import Checked, RankBeat
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.to_zygote import Exit, StartRank
+from meshrun.protocol.zygote_messages import Checked, Exit, RankBeat, StartRank
 from meshrun.supervisor.loop import Loop
 from meshrun.supervisor.zygote_client import ZygoteClient
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from meshrun.api.deferred_signals import interrupts, signals_deferred
+from meshrun.api.child_launcher import interrupts, signals_deferred
 
 
 def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import Checked, NodeExcluded, ProgramBroken
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Timings
+from meshrun.protocol.zygote_messages import Checked, NodeExcluded, ProgramBroken
 from tests.histories import (
     BY_FORCE,
     CLEAR,

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from meshrun.api.exchange import Exchange, GroupRank
-from meshrun.api.terminal_owner import TerminalOwner
+from meshrun.api.exchange import Exchange, GroupRank, TerminalOwner
 from meshrun.host.reactor import Reactor
 from meshrun.worker import serve_tests
 from meshrun.worker.call_channel import CallDone, Channel, packed

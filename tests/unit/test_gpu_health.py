@@ -20,10 +20,9 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous.expected_nodes import check_settings
-from meshrun.supervisor import check_gpus
-from meshrun.supervisor.check_gpus import examine_gpus
-from meshrun.supervisor.gpu_errors import GpuErrors
-from meshrun.supervisor.join_nodes import describe_node
+from meshrun.supervisor import launch_gpus
+from meshrun.supervisor.launch_gpus import GpuErrors, examine_gpus
+from meshrun.supervisor.node_link import describe_node
 from tests.nvml import NOT_SUPPORTED, FakeNvml, card
 from tests.plans import request_of
 
@@ -62,7 +61,7 @@ def examine(
 ) -> tuple[list[str], HostError | None]:
     """Return the findings for a launch with a rank on each of these GPUs, and its error."""
     plan = launch(monkeypatch, list(cards))
-    monkeypatch.setattr(check_gpus, "read_xids", lambda: log)
+    monkeypatch.setattr(launch_gpus, "read_xids", lambda: log)
     notes: list[str] = []
     try:
         examine_gpus(plan, notes.append)

@@ -31,7 +31,7 @@ from meshrun.plan.hardware import choose_gpus, parse_gpus
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, nic_variables, note_no_nics, rank_environment
-from meshrun.supervisor.gpu_wait import GpuWait
+from meshrun.supervisor.launch_gpus import GpuWait
 from tests.machines import put
 from tests.nvml import NO_PERMISSION, FakeNvml, card
 from tests.plans import request_of

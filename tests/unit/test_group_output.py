@@ -12,8 +12,7 @@ import tracemalloc
 
 import pytest
 
-from meshrun.api.child_launcher import copy_output
-from meshrun.api.rank_output import RankOutput
+from meshrun.api.child_launcher import RankOutput, copy_output
 from meshrun.protocol.caller import end_of_call, ended_call
 from meshrun.worker.call_channel import CallBegun, CallDone
 from meshrun.worker.serve_calls import serve

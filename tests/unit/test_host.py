@@ -21,7 +21,7 @@ from meshrun.host.sysfs import cgroup_folders
 from meshrun.plan.parse import parse_streams
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
-from meshrun.worker import threads
+from meshrun.worker import late_variables
 
 
 def test_the_affinity_mask_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +178,9 @@ def test_ranks_start_without_the_package_that_sets_the_threads_of_blas(
     """As from a bare checkout, in an environment made for something else."""
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
-    monkeypatch.setattr(threads, "_have", {"torch": 7, "blas": 1})
+    monkeypatch.setattr(late_variables, "_have", {"torch": 7, "blas": 1})
 
-    threads.raise_thread_counts({"OMP_NUM_THREADS": "7"})
+    late_variables.raise_thread_counts({"OMP_NUM_THREADS": "7"})
 
 
 def test_a_process_that_is_being_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

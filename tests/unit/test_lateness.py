@@ -7,7 +7,7 @@ import random
 import pytest
 
 from meshrun.protocol.collectives import GroupCalls, RankTimes
-from meshrun.supervisor.lateness import find_late
+from meshrun.supervisor.stragglers import find_late
 
 MS = 1_000_000
 TP, DP = ((0, 1), (2, 3)), ((0, 2), (1, 3))

@@ -14,7 +14,7 @@ from meshrun.api.notebook import _Cells, _Interrupted
 from meshrun.api.remote_call import pickle_call
 from meshrun.errors import UsageError
 from meshrun.worker.cells import run_cell
-from meshrun.worker.source import remember_source
+from meshrun.worker.pickling import remember_source
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from meshrun.lifecycle.actions import (
 from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.state import NodesState
 from meshrun.protocol.events import Event, GenerationAborted, TimePassed
-from meshrun.protocol.from_zygote import ProgramBroken, StartFailed
+from meshrun.protocol.zygote_messages import ProgramBroken, StartFailed
 from tests.histories import (
     BY_FORCE,
     CLEAR,

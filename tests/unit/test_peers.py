@@ -17,8 +17,13 @@ from msgspec.structs import replace
 from meshrun.host.network import listen_on
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.events import AllJoined, FromNodes, JoinFailed
-from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits, NodeInfo
-from meshrun.protocol.to_zygote import Negotiate
+from meshrun.protocol.zygote_messages import (
+    Negotiate,
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+    NodeInfo,
+)
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.this_node import ThisNode

@@ -28,7 +28,9 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.zygote_messages import (
     Checked,
     GenerationEnded,
     LeftoversEnded,
@@ -46,8 +48,6 @@ from meshrun.protocol.from_zygote import (
     ZygoteReady,
     ZygoteUnsafe,
 )
-from meshrun.protocol.generation import RankState
-from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.rendezvous.node_phases import ConnectionPhase, CoordinatorPhase, ParticipantPhase
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS, SEEN, unseen

@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.plan.rank_program import Program
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
-from meshrun.supervisor.join_nodes import describe_program
+from meshrun.supervisor.node_link import describe_program
 
 KEY = b"k" * 32
 

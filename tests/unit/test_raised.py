@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.protocol.raised import (
+from meshrun.protocol.rank_end import (
+    RankRaised,
     aborted_for_lost_peer,
     ended_collective,
     headline,
@@ -14,7 +15,6 @@ from meshrun.protocol.raised import (
     timed_out,
     why_aborted,
 )
-from meshrun.protocol.rank_end import RankRaised
 
 IN_WORKER = """Caught KeyError in DataLoader worker process 1.
 Original Traceback (most recent call last):

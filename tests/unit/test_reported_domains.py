@@ -19,7 +19,7 @@ from meshrun.protocol.events import AllJoined, JoinFailed
 from meshrun.rendezvous.expected_nodes import ExpectedNodes
 from meshrun.rendezvous.membership import Membership, fit_nodes
 from meshrun.rendezvous.messages import Join
-from meshrun.supervisor.join_nodes import describe_node
+from meshrun.supervisor.node_link import describe_node
 from tests.parties import Parties, info
 from tests.plans import meeting_of, request_of
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from meshrun.lifecycle.root_cause import FailedRank, describe_failed_rank, failed_ranks
 from meshrun.protocol.events import Event
-from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.zygote_messages import RankFinished
 from tests.histories import STARTED, play
 from tests.kit import LEFT_TOO_EARLY, LOST_PEER
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.protocol.from_zygote import NodeInfo
-from meshrun.protocol.to_zygote import Negotiate
+from meshrun.protocol.zygote_messages import Negotiate, NodeInfo
 from meshrun.rendezvous.torch_backend import announce_running, find_running
 
 

@@ -35,7 +35,7 @@ from meshrun.protocol.stacks import (
     user_place,
 )
 from meshrun.supervisor import stack_requests
-from meshrun.supervisor.rank_pipes import RankPipes
+from meshrun.supervisor.rank_requests import RankPipes
 from meshrun.supervisor.stack_requests import StackRequests
 from meshrun.worker.stack_handler import keep_high
 from tests.kit import wait_until

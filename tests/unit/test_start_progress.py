@@ -21,10 +21,10 @@ from meshrun.protocol.events import (
     SignalArrived,
     TimePassed,
 )
-from meshrun.protocol.from_zygote import GenerationEnded, LeftoversEnded
 from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
+from meshrun.protocol.zygote_messages import GenerationEnded, LeftoversEnded
 from meshrun.report import progress
 from meshrun.report.progress import StartProgress, describe_resize
 from tests.kit import LEFT_BEHIND, LOST_PEER, NONE_STARTED, lost_node

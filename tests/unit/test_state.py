@@ -22,7 +22,8 @@ from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState
 from meshrun.protocol.events import Event, GenerationAborted, Hung
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.zygote_messages import (
     Checked,
     NodeExcluded,
     RankFinished,
@@ -30,7 +31,6 @@ from meshrun.protocol.from_zygote import (
     StartFailed,
     ZygoteUnsafe,
 )
-from meshrun.protocol.rank_end import RankRaised
 from tests.histories import (
     BY_FORCE,
     FINISH,

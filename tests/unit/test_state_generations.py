@@ -10,8 +10,8 @@ from meshrun.lifecycle.actions import Action, StartAll, StartZygote
 from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.outcome import build_result
 from meshrun.protocol.events import Event
-from meshrun.protocol.from_zygote import NodeExcluded, ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
+from meshrun.protocol.zygote_messages import NodeExcluded, ProgramBroken, RankReady, StartFailed
 from tests.histories import (
     BY_FORCE,
     CLEAR,

@@ -14,7 +14,8 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble
 from meshrun.lifecycle.root_cause import describe_failure
 from meshrun.protocol.events import Event, Hung
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.result import LaunchResult, RankFailed, Timings, cause_of
+from meshrun.protocol.zygote_messages import (
     Checked,
     NodeExcluded,
     ProgramBroken,
@@ -22,7 +23,6 @@ from meshrun.protocol.from_zygote import (
     StartFailed,
     StoreEnded,
 )
-from meshrun.protocol.result import LaunchResult, RankFailed, Timings, cause_of
 from tests.histories import (
     GONE,
     KILLED_ZYGOTE,

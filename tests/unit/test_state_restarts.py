@@ -29,15 +29,15 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.protocol.from_zygote import (
+from meshrun.protocol.generation import Cause
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.zygote_messages import (
     GenerationEnded,
     RankBeat,
     RankReady,
     RankStarted,
     ZygoteReady,
 )
-from meshrun.protocol.generation import Cause
-from meshrun.protocol.rank_end import RankExited, RankRaised
 from tests.histories import S, follow, launch
 from tests.kit import NO_PROGRESS, ZYGOTE
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from meshrun.host.reactor import Reactor
-from meshrun.protocol.step_task import StepReports, StepTask
+from meshrun.protocol.caller import StepReports, StepTask
 
 STEP = "meshrun-1f"
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.mesh import to_launcher as module
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import RankBeat, RankReady
+from meshrun.protocol.zygote_messages import RankBeat, RankReady
 from meshrun.worker.reporter import Reporter
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.worker.when_imported import when_imported
+from meshrun.worker.imports import when_imported
 
 
 def test_a_call_follows_an_import_and_not_a_search(
