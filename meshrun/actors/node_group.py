@@ -248,12 +248,16 @@ class NodeGroup:
         self._node_ids[number] = await actor.find_node.remote()
         node = self._node(self._node_ids[number])
         context = self._ray.get_runtime_context()
+        call = None
+        if self._call is not None:
+            paths = (call_file(self._call), path_file(self._call))
+            call = CALL_FOLDER, {os.path.basename(path): read_private(path) for path in paths}
         await actor.start.remote(
             boot_command("")[1:],
             {"RAY_ADDRESS": context.gcs_address, NODE_ADDRESS: node.get("NodeManagerAddress", "")},
             cpus=int(self._bundles[number]["CPU"]),
             workers=self._request.workers[number],
-            files=None if self._call is None else (CALL_FOLDER, _call_in(self._call)),
+            files=call,
         )
 
     async def _why_lost(self, number: int, error: Exception) -> str:
@@ -285,12 +289,6 @@ async def _feed(actor: Any, orders: asyncio.StreamReader) -> None:
     while data := await orders.read(_CHUNK):
         await actor.write.remote(data)
     await actor.write.remote(b"")
-
-
-def _call_in(folder: str) -> dict[str, bytes]:
-    """Return the files of a call."""
-    paths = (call_file(folder), path_file(folder))
-    return {os.path.basename(path): read_private(path) for path in paths}
 
 
 def _keep(path: str, content: bytes) -> None:

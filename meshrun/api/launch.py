@@ -158,15 +158,16 @@ def launch(
         with private_folder() as folder:
             return _run(folder, line, words, env=environ, cwd=place, stdin=None)
 
-    from meshrun.api.remote_call import raise_failure, read_values, write_call
+    from meshrun.api.remote_call import pickle_call, raise_failure, read_values, write_path
     from meshrun.cli.options import KINDS_OF_PROGRAM
-    from meshrun.worker.function import PROGRAM
+    from meshrun.worker.function import PROGRAM, call_file
 
     environ = without_variables(KINDS_OF_PROGRAM, environ)
     line[:0] = ["--module", "--allow-different-programs"]  # the folder differs on each node
     with private_folder() as folder:
         with writing_to(folder):
-            write_call(folder, program, args, kwargs or {})
+            write_private(call_file(folder), pickle_call(program, args, kwargs or {}))
+            write_path(folder)
         words = [PROGRAM, folder]
         result = _run(folder, line, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:

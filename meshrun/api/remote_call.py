@@ -20,7 +20,7 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.protocol.result import LaunchResult, RankFailed, cause_of
 from meshrun.report.result_text import describe_rank
-from meshrun.worker.function import ANSWER, answer_file, call_file, open_own, path_file
+from meshrun.worker.function import ANSWER, answer_file, open_own, path_file
 from meshrun.worker.pickling import dumps, unpickle_error, with_source
 
 _registry = threading.Lock()
@@ -36,18 +36,6 @@ class RankTraceback(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.text.rstrip()}\n"""'
-
-
-def write_call(
-    folder: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Write a call to ``folder`` for the ranks to make.
-
-    Raises:
-        UsageError: If it cannot be pickled.
-    """
-    write_private(call_file(folder), pickle_call(function, args, kwargs))
-    write_path(folder)
 
 
 def write_path(folder: str) -> None:
@@ -229,7 +217,9 @@ def _can_be_imported(module: ModuleType) -> bool:
     so_far = ""
     for part in module.__name__.split("."):
         so_far = f"{so_far}.{part}" if so_far else part
-        found = _find(so_far, folders)
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        specs = (find(so_far, folders) for find in finders if find is not None)
+        found = next(filter(None, specs), None)
         if found is None:
             return False
         folders = found.submodule_search_locations
@@ -237,11 +227,3 @@ def _can_be_imported(module: ModuleType) -> bool:
     if found is None or origin is None or found.origin is None:
         return found is not None and origin is None  # a namespace package, or a frozen module
     return bool(os.path.realpath(found.origin) == os.path.realpath(origin))
-
-
-def _find(name: str, folders: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if find is not None and (spec := find(name, folders)) is not None:
-            return spec  # type: ignore[no-any-return]
-    return None

@@ -262,7 +262,8 @@ def _merge(
 ) -> pytest.TestReport:
     """Return the report of the rank with the worst outcome, the first of these in time."""
     first = min(
-        found, key=lambda member: (_badness(found[member]), _ended(found[member]), member.rank)
+        found,
+        key=lambda one: (_badness(found[one]), getattr(found[one], "stop", 0.0), one.rank),
     )
     report = found[first]
     sections = [*_sections(found, world_size)]
@@ -281,10 +282,6 @@ def _badness(report: pytest.TestReport) -> int:
     if report.failed or hasattr(report, "wasxfail"):
         return 2
     return 3 if report.passed else 4
-
-
-def _ended(report: pytest.TestReport) -> float:
-    return float(getattr(report, "stop", 0.0))
 
 
 def _sections(

@@ -229,8 +229,12 @@ class GpuWait:
         limit, most = size(limits.limit_bytes), f"{limits.timeout_s:g} s"
 
         def note_uses(text: str) -> None:
-            for use in self._uses_over(limits.limit_bytes, gpus, zygote):
-                self._note(f"{text} {use}")
+            uses = self._driver.ask(partial(read_use, gpus=gpus, roots=(os.getpid(), zygote)))
+            if uses is None:
+                self._note(f"{text} {self._driver.trouble}")
+            for use in uses or ():
+                if use.used_bytes > limits.limit_bytes:
+                    self._note(f"{text} {use}")
 
         def time_out() -> None:
             note_uses(f"restarting after {most} although")
@@ -260,13 +264,6 @@ class GpuWait:
         self._driver.close()
         self._reactor.drop(self._until_free)
         self._until_free = None
-
-    def _uses_over(self, limit_bytes: int, gpus: Sequence[Gpu], zygote: int) -> list[str]:
-        """Return which GPUs use more memory, and the processes that hold it."""
-        uses = self._driver.ask(partial(read_use, gpus=gpus, roots=(os.getpid(), zygote)))
-        if uses is None:
-            return [self._driver.trouble]
-        return [str(use) for use in uses if use.used_bytes > limit_bytes]
 
 
 def _wait_until_free(gpus: Sequence[Gpu], limit_bytes: int) -> None:

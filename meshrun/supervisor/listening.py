@@ -31,7 +31,12 @@ def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, s
         variable = f"{backend.upper()}_SOCKET_IFNAME"
         where = env.get(variable) or own.get(variable)
         chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
-        why = f"{variable} is set" if env.get(variable) else _why(where)
+        why = "meshrun sets no default"
+        if env.get(variable):
+            why = f"{variable} is set"
+        elif where is not None:
+            is_local = where.lstrip("=").startswith("lo")
+            why = "loopback" if is_local else "it faces the other nodes"
         uses = "" if plan.device_type else ", if the program uses it"
         lines.append(f"listening: ranks {chosen}, so that {backend} can connect them ({why}){uses}")
     if plan.rendezvous is not None and not plan.rendezvous.is_elastic:
@@ -46,12 +51,6 @@ def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, s
         lines.append(f"listening: metrics on {host} port {port or 'chosen'} ({_who_reaches(host)})")
     lines.append("listening: nothing else; launcher and ranks talk over unnamed socket pairs")
     return lines
-
-
-def _why(where: str | None) -> str:
-    if where is None:
-        return "meshrun sets no default"
-    return "loopback" if where.lstrip("=").startswith("lo") else "it faces the other nodes"
 
 
 def _who_reaches(address: str) -> str:

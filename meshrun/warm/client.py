@@ -248,11 +248,12 @@ class WarmRun:
     def _requirements(self) -> Requirements:
         record = self._import_record()
         environment = {**zygote_environment(os.environ), **self._settings.values}
+        known = {name: value for name, value in environment.items() if value is not None}
+        if path := known.get("PYTHONPATH"):  # for any folder in which the interpreter is started
+            known["PYTHONPATH"] = os.pathsep.join(map(absolute, path.split(os.pathsep)))
         return Requirements(
             modules=list(dict.fromkeys((*self._installed_preload(), *record.modules))),
-            environment=_absolute(
-                {name: value for name, value in environment.items() if value is not None}
-            ),
+            environment=known,
             own_files=record.own_files,
             changed=record.changed,
         )
@@ -327,13 +328,6 @@ def _receive(connection: socket.socket) -> tuple[_FromShim | None, list[int]]:
         return (unpack(packet, _FromShim) if packet else None), fds
     except (ConnectionError, ValueError):
         return None, []
-
-
-def _absolute(environment: dict[str, str]) -> dict[str, str]:
-    """Make ``PYTHONPATH`` independent of the folder in which the interpreter is started."""
-    if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(map(absolute, path.split(os.pathsep)))
-    return environment
 
 
 @contextmanager

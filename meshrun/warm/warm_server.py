@@ -85,7 +85,8 @@ class WarmServer:
             if self._has_equal(spec.required):
                 os._exit(0)
             described, files = self._import(spec), loaded_files(sys.modules)
-            self._end_others()
+            for found in self._folder.servers()[MOST_SERVERS - 1 :]:  # the least recently used
+                stop_server(self._folder, found.server.pid)
             try:
                 self._listener = self._folder.listen()
                 self._folder.describe(described, files)
@@ -135,7 +136,8 @@ class WarmServer:
         extra = packages(required.modules) - base
         if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
-                _write(spec.unfit, reason)
+                with suppress(OSError), open(spec.unfit, "wb") as file:
+                    file.write(reason.encode(errors="surrogateescape"))
             self._folder.leave_reason(reason)
             os._exit(0)
         return ServerDescription(
@@ -154,11 +156,6 @@ class WarmServer:
                 for path in required.own_files
             },
         )
-
-    def _end_others(self) -> None:
-        """End the least recently used servers, to bound their number and so their memory."""
-        for found in self._folder.servers()[MOST_SERVERS - 1 :]:
-            stop_server(self._folder, found.server.pid)
 
     # ---- runs ------------------------------------------------------------------------------
 
@@ -251,11 +248,6 @@ def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[st
     if late := set_too_late(changed, read):
         return f"the program sets {late[0]}, which a library reads while it is imported"
     return None
-
-
-def _write(path: str, text: str) -> None:
-    with suppress(OSError), open(path, "wb") as file:
-        file.write(text.encode(errors="surrogateescape"))
 
 
 @contextmanager

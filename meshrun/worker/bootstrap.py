@@ -200,16 +200,11 @@ def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = Fal
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
         report_calls(reporter, last_failed=ended_collective(raised.traceback))
-    reported = reporter.report(RankRaised, **asdict(raised), shown=shown, threads=_threads_left())
+    own = threading.current_thread()  # the interpreter waits for the others before it exits
+    left = [each.name for each in threading.enumerate() if each is not own and not each.daemon]
+    reported = reporter.report(RankRaised, **asdict(raised), shown=shown, threads=", ".join(left))
     if not (reported or printed):
         _write_to_stderr(raised.traceback)
-
-
-def _threads_left() -> str:
-    """Return the names of the threads that the interpreter waits for before it exits."""
-    own = threading.current_thread()
-    left = (thread for thread in threading.enumerate() if thread is not own)
-    return ", ".join(thread.name for thread in left if not thread.daemon)
 
 
 def _print_exit_text(error: BaseException) -> None:

@@ -31,11 +31,11 @@ _LATER = (
     "TORCHELASTIC_", "PYTORCH_KERNEL_CACHE_PATH",
 )  # fmt: skip
 """Exceptions, which are read when they are needed."""
-_THREADS = (*THREADS, "MKL_NUM_THREADS")
-"""Variables whose effect can still be applied after the import."""
+THREAD_COUNTS = (*THREADS, "MKL_NUM_THREADS")
+"""Variables of numeric libraries whose effect can still be applied after the import."""
 _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
 """Prefixes of variables that describe the launch to a rank, and from which the mesh is built."""
-_OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *_THREADS)
+_OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *THREAD_COUNTS)
 """Variables that are set in a rank, but not in this process."""
 _OF_PATHS = ("join", "dirname", "abspath", "realpath", "basename")
 _PURE: dict[str, Callable[..., Any]] = {
@@ -65,12 +65,7 @@ _MOST_STATEMENTS = 20_000
 
 def is_read_at_import(name: str) -> bool:
     """Return whether a variable may have no effect once torch has been imported."""
-    return name.startswith(_AT_IMPORT) and not name.startswith(_LATER) and name not in _THREADS
-
-
-def is_thread_count(name: str) -> bool:
-    """Return whether a variable sets the number of threads of a numeric library."""
-    return name in _THREADS
+    return name.startswith(_AT_IMPORT) and not name.startswith(_LATER) and name not in THREAD_COUNTS
 
 
 class EarlySettings(Struct, frozen=True):
@@ -318,11 +313,10 @@ class _Reader:
 
     def _variable(self, target: ast.expr) -> str | None:
         """Return the variable's name if the target is ``os.environ[...]``."""
-        if not isinstance(target, ast.Subscript):
-            return None
-        if self._full_name(target.value) != "os.environ":
-            return None
-        return self._text(target.slice)
+        match target:
+            case ast.Subscript(value=owner, slice=key) if self._full_name(owner) == "os.environ":
+                return self._text(key)
+        return None
 
     def _write(self, name: str, value: Any, place: str) -> None:
         if self._doubt or not isinstance(value, str | None):
@@ -531,8 +525,6 @@ class _Reader:
             second: Any = [first] if self._looked_up(first) else []
         else:
             second = self._value(right)
-        if type(op) not in _COMPARISONS:
-            raise _Unknown
         return bool(_COMPARISONS[type(op)](first, second))
 
     def _looked_up(self, name: Any) -> list[str]:
@@ -543,7 +535,7 @@ class _Reader:
 
 
 def _is_left_out(name: str) -> bool:
-    return is_thread_count(name) or name.startswith(_BY_US)
+    return name in THREAD_COUNTS or name.startswith(_BY_US)
 
 
 def _is_plain(value: object) -> bool:

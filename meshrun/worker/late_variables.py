@@ -12,7 +12,7 @@ from types import FrameType, FunctionType, ModuleType
 from meshrun.host import rank_variables as var
 from meshrun.host.cores import count_usable_cores
 from meshrun.mesh.late_settings import note
-from meshrun.worker.early_settings import EarlySettings, is_read_at_import, is_thread_count
+from meshrun.worker.early_settings import THREAD_COUNTS, EarlySettings, is_read_at_import
 
 _OURS = (__file__, os.__file__)
 _IN_TIME = (
@@ -42,9 +42,8 @@ def follow_environment(settings: EarlySettings) -> None:
     putenv, unsetenv = os.putenv, os.unsetenv
 
     def on_change(name: str, value: str | None) -> None:
-        if is_thread_count(name) and not _has_torch(sys._getframe(2)):
-            now = {**os.environ, name: value or ""}
-            raise_thread_counts(now)
+        if name in THREAD_COUNTS and not _has_torch(sys._getframe(2)):
+            raise_thread_counts({**os.environ, name: value or ""})
         elif is_read_at_import(name) and name not in _IN_TIME and had.get(name) != value:
             had[name] = value
             if os.environ.get(var.RANK) == "0" and not _has_torch(sys._getframe(2)):

@@ -69,9 +69,12 @@ def inspect_program(program: Program) -> ProgramSource:
     if program.kind == "command" or is_archive(program.target):
         return ProgramSource()
     path = absolute(program.target)
-    if _is_compiled(path):
-        return ProgramSource(_load_compiled(path))
     with open(path, "rb") as file:
+        if _is_compiled(path):
+            code: types.CodeType | None = pkgutil.read_code(file)
+            if code is None:
+                raise RuntimeError("Bad magic number in .pyc file")  # as ``python`` raises it
+            return ProgramSource(code)
         tree = _parse(file.read(), path)
     return ProgramSource(
         compile(tree, path, "exec", dont_inherit=True),
@@ -82,14 +85,6 @@ def inspect_program(program: Program) -> ProgramSource:
 
 def _is_compiled(path: str) -> bool:
     return path.endswith(".pyc")
-
-
-def _load_compiled(path: str) -> types.CodeType:
-    with open(path, "rb") as file:
-        code: types.CodeType | None = pkgutil.read_code(file)
-    if code is None:
-        raise RuntimeError("Bad magic number in .pyc file")  # as ``python`` raises it
-    return code
 
 
 def _module_source(name: str) -> tuple[ast.Module, str]:

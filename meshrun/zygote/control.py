@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from meshrun.host.network import peer_of
@@ -67,13 +66,6 @@ def is_hung_up(control: socket.socket) -> bool:
     poll = select.poll()
     poll.register(control, 0)
     return bool(poll.poll(0))
-
-
-def ignore_signals(signums: Iterable[int], dispositions: dict[int, Any]) -> None:
-    """Ignore signals, in ranks as well, which get ``dispositions`` or what a program inherits."""
-    for signum in signums:
-        signal.signal(signum, signal.SIG_IGN)
-        dispositions[signum] = signal.SIG_IGN
 
 
 def leave_signals_to_launcher() -> dict[int, Any]:

@@ -32,7 +32,12 @@ def main(_: object) -> None:
     with on_path(folder if holds(folder, modules) else None):
         for module in modules:
             import_module(module)
-    found = _current_accelerator() if kind == "auto" else kind
+    found: str | None = kind
+    if kind == "auto":
+        import torch
+
+        accelerator = torch.accelerator.current_accelerator()
+        found = None if accelerator is None else str(accelerator.type)
     print(json.dumps([found, (_count(found) or 0) if found else 0]), file=answers, flush=True)
 
 
@@ -74,10 +79,3 @@ def _count(kind: str) -> int | None:
     if not hasattr(module, "device_count"):
         return None
     return int(module.device_count()) if module.is_available() else 0
-
-
-def _current_accelerator() -> str | None:
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator()
-    return None if accelerator is None else str(accelerator.type)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -37,7 +38,6 @@ from meshrun.worker.imports import (
 from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.zygote.control import (
-    ignore_signals,
     is_hung_up,
     leave_signals_to_launcher,
     receive,
@@ -93,7 +93,9 @@ def _prepare(
     # If the launcher was killed before die_with_parent(), only the socket shows it.
     if not isinstance(order, Prepare) or is_hung_up(control):
         os._exit(0)
-    ignore_signals(order.ignored, dispositions)
+    for signum in order.ignored:  # in ranks as well
+        signal.signal(signum, signal.SIG_IGN)
+        dispositions[signum] = signal.SIG_IGN
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
     ending.keep_modules()
@@ -149,7 +151,9 @@ def _import_shared(
                 _preload(module)
                 watch.imported(module)
             check_torch_version()
-            _import_available(source.torch_modules)
+            for module in source.torch_modules:
+                with suppress(Exception):  # the program will report it
+                    importlib.import_module(module)
             check_registered(order.backends)
         put_first(folder, known_at_start=known_at_start)
         unsafe, modules = source.settings.first_unclear(), []
@@ -207,10 +211,3 @@ def _preload(module: str) -> None:
             if near
             else "check that it is installed for this interpreter",
         ) from error
-
-
-def _import_available(modules: tuple[str, ...]) -> None:
-    """Import modules that the program names; if an import fails, the program will report it."""
-    for module in modules:
-        with suppress(Exception):
-            importlib.import_module(module)

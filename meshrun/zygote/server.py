@@ -174,8 +174,7 @@ class ZygoteServer:
                     self._in_child = self._in_rank(order, *fds)
                     return
         except OSError as error:
-            self._exit_in_child(error)
-            self._report_start_failed(order.rank, error)
+            self._report_failed_start(order.rank, error)
             return
         finally:
             if self._is_zygote:
@@ -258,18 +257,15 @@ class ZygoteServer:
         try:
             return self._fork({}, begin)
         except OSError as error:
-            self._exit_in_child(error)
-            self._report_start_failed(STORE, error)
+            self._report_failed_start(STORE, error)
             return None
 
-    def _exit_in_child(self, error: OSError) -> None:
-        """Exit if the fork has succeeded and this is its child: only the zygote reports."""
+    def _report_failed_start(self, rank: int, error: OSError) -> None:
+        """Report an error of a new process; in the child, exit, as only the zygote reports."""
         if not self._is_zygote:
             what = f"cannot use `{error.filename}`" if error.filename else "cannot start"
             note(f"{what}: {error.strerror}")
             os._exit(HostError.exit_code)
-
-    def _report_start_failed(self, rank: int, error: OSError) -> None:
         reason = error.strerror or str(error)
         send(self._control, StartFailed(rank=rank, error=reason, at_ns=time.monotonic_ns()))
 
