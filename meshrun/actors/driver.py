@@ -15,13 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshrun.actors.bundles import (
-    NodesPlaced,
-    PlacementFailed,
-    PlacementWaits,
-    PlaceNodes,
-    Reply,
-)
+from meshrun.actors import bundles
 from meshrun.actors.node_group import NodeGroup, first_line
 from meshrun.errors import HostError
 from meshrun.host.folder import private_folder
@@ -44,23 +38,23 @@ def main(_: object) -> None:
     control = socket.socket(fileno=os.dup(0))
     set_title("ray-driver")
     with control.makefile("rb") as lines:
-        order: PlaceNodes = unpack(lines.readline(), PlaceNodes)
+        order: bundles.PlaceNodes = unpack(lines.readline(), bundles.PlaceNodes)
     with private_folder() as folder:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
         except HostError as error:
-            _reply(control, PlacementFailed(error.message, error.hint))
+            _reply(control, bundles.PlacementFailed(error.message, error.hint))
         except _LauncherGone:
             pass
     os._exit(0)  # without waiting for Ray's threads
 
 
-def _reply(control: socket.socket, reply: Reply) -> None:
+def _reply(control: socket.socket, reply: bundles.Reply) -> None:
     with contextlib.suppress(OSError):
         control.sendall(pack(reply) + b"\n")
 
 
-async def _serve(control: socket.socket, order: PlaceNodes, address: str) -> None:
+async def _serve(control: socket.socket, order: bundles.PlaceNodes, address: str) -> None:
     loop, launcher_gone = asyncio.get_running_loop(), asyncio.Event()
 
     def on_close() -> None:
@@ -72,10 +66,10 @@ async def _serve(control: socket.socket, order: PlaceNodes, address: str) -> Non
     group = NodeGroup(ray, order.request, call=order.call)
     try:
         hosts = await _place(
-            group, launcher_gone, lambda text: _reply(control, PlacementWaits(text))
+            group, launcher_gone, lambda text: _reply(control, bundles.PlacementWaits(text))
         )
         relays = _Relays(group, address, [name for name, _ in hosts])
-        _reply(control, NodesPlaced(hosts, address))
+        _reply(control, bundles.NodesPlaced(hosts, address))
         await launcher_gone.wait()
         await relays.end(order.grace_s)
     finally:

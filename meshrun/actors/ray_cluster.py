@@ -11,14 +11,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from meshrun.actors.bundles import (
-    NodesPlaced,
-    PlacementFailed,
-    PlacementRequest,
-    PlacementWaits,
-    PlaceNodes,
-    Reply,
-)
+from meshrun.actors import bundles
 from meshrun.errors import HostError
 from meshrun.host.descriptors import note
 from meshrun.host.folder import remove_if_stale
@@ -57,23 +50,23 @@ class RayCluster:
         atexit.register(self.close)
 
     def place(
-        self, request: PlacementRequest, access: HostAccess, note: Callable[[str], None]
+        self, request: bundles.PlacementRequest, access: HostAccess, note: Callable[[str], None]
     ) -> RemoteHosts:
         """Return the hosts that the cluster provides.
 
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        order = PlaceNodes(request, self._call, self._grace_s)
+        order = bundles.PlaceNodes(request, self._call, self._grace_s)
         self._control.sendall(pack(order) + b"\n")
         with self._control.makefile("rb") as lines:
             for line in lines:
-                match unpack(line, Reply):
-                    case PlacementWaits(note=text):
+                match unpack(line, bundles.Reply):
+                    case bundles.PlacementWaits(note=text):
                         note(text)
-                    case PlacementFailed(error=error, hint=hint):
+                    case bundles.PlacementFailed(error=error, hint=hint):
                         raise HostError(error, hint=hint)
-                    case NodesPlaced(hosts=hosts, address=address):
+                    case bundles.NodesPlaced(hosts=hosts, address=address):
                         self._folder = os.path.dirname(address)
                         return RemoteHosts(
                             hosts=tuple(Host(name, workers) for name, workers in hosts),

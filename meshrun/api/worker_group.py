@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
+from meshrun.api import launch, remote_call
 from meshrun.api.child_launcher import (
     RankOutput,
     copy_output,
@@ -29,23 +30,6 @@ from meshrun.api.exchange import (
     TerminalOwner,
     describe_missing,
     describe_others,
-)
-from meshrun.api.launch import (
-    AnyText,
-    AnyWords,
-    check_cwd,
-    launcher_command,
-    read_result,
-    to_flags,
-    without_variables,
-)
-from meshrun.api.remote_call import (
-    RankTraceback,
-    exited_early,
-    load_value,
-    no_rank_started,
-    pickle_call,
-    write_path,
 )
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import private_folder, writing_to
@@ -98,20 +82,20 @@ class WorkerGroup:
         self,
         *,
         mesh: AnyMesh | None = None,
-        names: AnyText | None = None,
+        names: launch.AnyText | None = None,
         nproc_per_node: int | str | None = None,
         device: str | None = None,
-        preload: AnyText = (),
+        preload: launch.AnyText = (),
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        options: AnyWords = (),
+        options: launch.AnyWords = (),
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         serve: str = PROGRAM,
         program: Sequence[str] = (),
     ) -> None:
         check_parameters(WorkerGroup.__init__, locals())
-        check_cwd(cwd)
+        launch.check_cwd(cwd)
         parameters = {
             "mesh": mesh,
             "names": names,
@@ -123,7 +107,7 @@ class WorkerGroup:
             "hang_timeout": 0,  # ranks that wait for a call do nothing
             "max_restarts": 0,  # new ranks would lack the state of earlier calls
         }
-        flags = to_flags(parameters, options)
+        flags = launch.to_flags(parameters, options)
         self.members: tuple[GroupRank, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
@@ -144,7 +128,7 @@ class WorkerGroup:
         try:
             with reporting_shortages(), contextlib.ExitStack() as starting:
                 with writing_to(self._folder):
-                    write_path(self._folder)
+                    remote_call.write_path(self._folder)
                     listener = starting.enter_context(listen_in(self._folder))
                 command, environ = self._launcher(flags, program, serve, env or {})
                 start = partial(
@@ -203,7 +187,8 @@ class WorkerGroup:
         except SystemExit as error:
             if error.code:
                 raise
-            raise exited_early("a rank") from error.__cause__  # it must not end this process
+            # It must not end this process.
+            raise remote_call.exited_early("a rank") from error.__cause__
 
     def make_call(
         self,
@@ -218,7 +203,7 @@ class WorkerGroup:
         Raises:
             SystemExit: If a rank raised it, as for any other exception.
         """
-        message = pickle_call(function, args, kwargs)
+        message = remote_call.pickle_call(function, args, kwargs)
         with self._own_turn():
             try:
                 answers = self.exchange(message, timeout_s=timeout_s)
@@ -242,11 +227,11 @@ class WorkerGroup:
                 )
                 kind = GroupLost if answers.missing else MeshrunError
                 copy = unpickle_error(done.error) or kind(f"{member.label} raised {done.headline}")
-                raise copy from RankTraceback(description)
+                raise copy from remote_call.RankTraceback(description)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
         values = {member.rank: done.value for member, done in answers.by_member.items()}
-        return [load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
+        return [remote_call.load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
 
     def exchange(
         self,
@@ -386,8 +371,8 @@ class WorkerGroup:
             unread |= {*KINDS_OF_PROGRAM}
             words, own = [PROGRAM, self._folder, serve], {}
             flags = [*flags, "--module"]
-        command, variables = launcher_command(self._folder, flags, words)
-        inherited = without_variables(unread, {**os.environ, **env})
+        command, variables = launch.launcher_command(self._folder, flags, words)
+        inherited = launch.without_variables(unread, {**os.environ, **env})
         return command, {**inherited, **variables, **own}
 
     def _accept(self, listener: socket.socket) -> None:
@@ -422,7 +407,7 @@ class WorkerGroup:
             reactor.run_until(lambda: len(found) == world_size or process.poll() is not None)
         self.members = tuple(found[rank] for rank in sorted(found))
         if len(found) < world_size:
-            raise self._end(_CLOSE_S) or no_rank_started("there is none to call")
+            raise self._end(_CLOSE_S) or remote_call.no_rank_started("there is none to call")
 
     def _end(
         self, timeout_s: float | None, late: MeshrunError | None = None
@@ -463,7 +448,7 @@ class WorkerGroup:
 
     def _trouble(self, code: int) -> MeshrunError | None:
         try:
-            result = read_result(self._folder, code, began_ns=self._began_ns)
+            result = launch.read_result(self._folder, code, began_ns=self._began_ns)
         except MeshrunError as error:
             return error
         if not result.exit_code:

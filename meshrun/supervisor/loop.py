@@ -23,16 +23,7 @@ from meshrun.host.processes import EndedChildren, become_subreaper, list_childre
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import MemoryWatch, ProcessLimit
 from meshrun.layout.labels import merged_label
-from meshrun.lifecycle import advance
-from meshrun.lifecycle.actions import (
-    Action,
-    Decide,
-    EndZygote,
-    ReleaseRanks,
-    Report,
-    StartAll,
-    StartZygote,
-)
+from meshrun.lifecycle import actions, advance
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import (
     ALONE,
@@ -45,23 +36,10 @@ from meshrun.lifecycle.state import (
     was_stopped,
 )
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol import events
 from meshrun.protocol.caller import Invocation
 from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import AskTimes, RankAnswer
-from meshrun.protocol.events import (
-    AllCleared,
-    AllJoined,
-    Event,
-    FromNodes,
-    GenerationAborted,
-    JoinFailed,
-    LaunchBegan,
-    ShowStacks,
-    SignalArrived,
-    TimePassed,
-    TimesReported,
-    ZygoteGone,
-)
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised, why_aborted
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
@@ -156,7 +134,7 @@ class Loop:
         self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self._wake = self._reactor.call_at(
-            None, lambda: self._handle(TimePassed(at_ns=time.monotonic_ns()))
+            None, lambda: self._handle(events.TimePassed(at_ns=time.monotonic_ns()))
         )
         """The next time at which the state machine decides something."""
         self._was_continued = False
@@ -239,7 +217,7 @@ class Loop:
         """Run until all processes have ended and all output is written."""
         went_well, console = False, self._console
         try:
-            self._handle(LaunchBegan(at_ns=time.monotonic_ns()))
+            self._handle(events.LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
@@ -313,7 +291,7 @@ class Loop:
         self._reactor.call_due()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
-            self._handle(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+            self._handle(events.SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
 
     def _skip_lost_time(self) -> None:
         """Do not count time in which this process was stopped, or the whole machine suspended."""
@@ -330,22 +308,26 @@ class Loop:
         while nodes.peers.events:
             self._on_node_event(nodes.peers.events.popleft(), nodes)
 
-    def _on_node_event(self, event: FromNodes, nodes: NodeLink) -> None:
-        if isinstance(event, ShowStacks):
+    def _on_node_event(self, event: events.FromNodes, nodes: NodeLink) -> None:
+        if isinstance(event, events.ShowStacks):
             self._monitor.ask(event.why)
-        elif isinstance(event, AskTimes | TimesReported):
+        elif isinstance(event, AskTimes | events.TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
-        elif isinstance(event, GenerationAborted) and event.title and not self.state.stopping:
+        elif (
+            isinstance(event, events.GenerationAborted) and event.title and not self.state.stopping
+        ):
             self._monitor.ask(event.title, then=event)
         else:
-            if isinstance(event, AllCleared):
+            if isinstance(event, events.AllCleared):
                 event = self._monitor.explain_wait(self.state, event)
-            self._handle(self._complete(event, nodes) if isinstance(event, AllJoined) else event)
+            self._handle(
+                self._complete(event, nodes) if isinstance(event, events.AllJoined) else event
+            )
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         before_ns = self.state.deadline_ns
-        self.state, actions = advance(self.state, event)
+        self.state, wanted = advance(self.state, event)
         if self.state.deadline_ns is not None and self.state.deadline_ns != before_ns:
             # It counts from the event, which this process may have handled late: on a slow disk.
             now_ns = time.monotonic_ns()
@@ -357,7 +339,7 @@ class Loop:
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watcher in self._watchers:
             watcher.on_event(event, self.state)
-        for action in actions:
+        for action in wanted:
             self._act(action)
         self._wake.move(self.state.wake_ns)
         self._monitor.update(self.state)
@@ -421,7 +403,7 @@ class Loop:
             self._handle(LeftoversEnded(count=0, survivors=survivors, denied=denied))
         self._on_reports()
         why = self._why_killed(status)
-        self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))
+        self._handle(events.ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))
 
     def _on_reports(self) -> None:
         for message in self._receive_reports():
@@ -480,11 +462,11 @@ class Loop:
         self._monitor.ask("SIGQUIT: showing where the ranks are")
         if self._nodes is not None:
             why = f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
-            self._nodes.peers.send(ShowStacks(why=why))
+            self._nodes.peers.send(events.ShowStacks(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
         self._signalled_s = self._signalled_s or time.monotonic()
-        self._handle(SignalArrived(signum=signum, at_ns=time.monotonic_ns(), why=why))
+        self._handle(events.SignalArrived(signum=signum, at_ns=time.monotonic_ns(), why=why))
 
     def _check_parent(self, daemon: int) -> None:
         """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
@@ -531,11 +513,11 @@ class Loop:
 
     # ---- actions ---------------------------------------------------------------------------
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: actions.Action) -> None:
         match action:
-            case StartAll(generation=generation):
+            case actions.StartAll(generation=generation):
                 self._start_all(generation)
-            case StartZygote(without_torch=without_torch):
+            case actions.StartZygote(without_torch=without_torch):
                 self._processes.start_zygote(without_torch=without_torch)
                 if self._nodes is not None:
                     self._nodes.peers.start_negotiation()
@@ -544,12 +526,12 @@ class Loop:
             case EndGeneration():
                 self._gpu_wait.cancel()
                 self._processes.end_generation(action)
-            case EndZygote(grace_s=grace_s, by_force=by_force):
+            case actions.EndZygote(grace_s=grace_s, by_force=by_force):
                 self._gpu_wait.cancel()
                 self._processes.end(grace_s, by_force=by_force)
-            case ReleaseRanks():
+            case actions.ReleaseRanks():
                 self._processes.zygote.release_ranks()
-            case Report() | Decide() if self._nodes is not None:
+            case actions.Report() | actions.Decide() if self._nodes is not None:
                 calls = self._monitor.calls
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)
 
@@ -566,14 +548,16 @@ class Loop:
             timers=self._processes.timers,
         ).gather()
 
-    def _complete(self, joined: AllJoined, nodes: NodeLink) -> AllJoined | JoinFailed:
+    def _complete(
+        self, joined: events.AllJoined, nodes: NodeLink
+    ) -> events.AllJoined | events.JoinFailed:
         """Complete the plan with what the other nodes sent."""
         if joined.causes:
             self._monitor.begin_generation()  # or it reports answers of ranks before it
         try:
             self._processes.join(self._initial_plan, joined, nodes.peers.listener)
         except MeshrunError as error:
-            return JoinFailed(error=error, at_ns=joined.at_ns, joined=joined)
+            return events.JoinFailed(error=error, at_ns=joined.at_ns, joined=joined)
         nodes.hosts = joined.hosts
         self._output.update_plan(self.plan)
         for watcher in self._watchers:

@@ -16,15 +16,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.collectives import (
-    TIMES,
-    WAITS,
-    RankAnswer,
-    RankCalled,
-    RankListens,
-    RankTimes,
-    RankWaits,
-)
+from meshrun.protocol import collectives
 from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.rank_end import (
@@ -85,7 +77,7 @@ class Monitor(Watcher):
         if plan.request.straggler_time_s is not None:
             from meshrun.supervisor.stragglers import Stragglers  # it computes with statistics
 
-            send = partial(self.pipes.send, TIMES)
+            send = partial(self.pipes.send, collectives.TIMES)
             self.stragglers = Stragglers(plan, reactor, console.note, emit, send)
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
@@ -155,13 +147,13 @@ class Monitor(Watcher):
         if self.plan.device_type == "cuda":
             self._nccl.ask()
 
-    def receive(self, message: RankAnswer) -> None:
+    def receive(self, message: collectives.RankAnswer) -> None:
         """Take a message of a rank's answering thread."""
-        if isinstance(message, RankListens):
+        if isinstance(message, collectives.RankListens):
             self.pipes.receive(message)
-        elif isinstance(message, RankWaits):
+        elif isinstance(message, collectives.RankWaits):
             self.watchdog.record_wait(message.rank, message.place)
-        elif isinstance(message, RankTimes):
+        elif isinstance(message, collectives.RankTimes):
             if self.stragglers is not None:
                 self.stragglers.receive(message)
         else:
@@ -217,7 +209,7 @@ class Monitor(Watcher):
         if self.watchdog.must_report_stall(self._state):
             self.ask(self._describe_stall(self._state))
         if self.watchdog.must_ask_waits(self._state):
-            self.pipes.send(WAITS, self._state.alive)
+            self.pipes.send(collectives.WAITS, self._state.alive)
         if self._then is None and (idle_s := self.watchdog.hung_for_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
@@ -273,7 +265,7 @@ class Monitor(Watcher):
         return {event.rank: user_place(event.traceback, current_folder()) for event in raised}
 
     @property
-    def calls(self) -> dict[int, RankCalled]:
+    def calls(self) -> dict[int, collectives.RankCalled]:
         """The collectives that ranks of this node have reported, with the ranks' places."""
         places = {**self.stacks.elsewhere, **self._places_raised(), **self.stacks.places}
         return {
@@ -299,7 +291,9 @@ class Monitor(Watcher):
         outcomes = tuple(_with_reason(each, why) for each in cleared.outcomes)
         return replace(cleared, outcomes=outcomes, why_hung=why)
 
-    def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[HungGroup]:
+    def _find(
+        self, calls: Mapping[int, collectives.RankCalled], own: Container[int]
+    ) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
         gone = {
             # NCCL does not notice on the same machine that a peer has exited.

@@ -24,18 +24,10 @@ from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
-from meshrun.protocol import codec
+from meshrun.protocol import codec, zygote_messages
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.events import AllJoined
 from meshrun.protocol.rank_end import RankExited, RankRaised, as_torch_prints
-from meshrun.protocol.zygote_messages import (
-    EndGeneration,
-    Exit,
-    Prepare,
-    SignalRanks,
-    StartRank,
-    ToZygote,
-)
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.stack_requests import ZYGOTE
@@ -176,7 +168,7 @@ class NodeProcesses:
     def _start_zygote(self) -> ZygoteClient:
         request = self.plan.request
         builds_first = request.mesh_init == "eager" and self.plan.program.kind != "command"
-        prepare = Prepare(
+        prepare = zygote_messages.Prepare(
             start_method=self._method,
             preload=[*(request.preload if self._method == "fork" else self.plan.modules_of_mesh)],
             backends=[*request.groups.backend_names] if builds_first else [],
@@ -223,7 +215,7 @@ class NodeProcesses:
     def _order_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         request, layout, terminal = self.plan.request, self.plan.layout, self._terminal
-        order = StartRank(
+        order = zygote_messages.StartRank(
             rank=rank.rank,
             environment=self._whole_environment(rank, files.error_file),
             coordinate=list(rank.coordinate),
@@ -271,7 +263,7 @@ class NodeProcesses:
 
     # ---- signals and ends ------------------------------------------------------------------
 
-    def send(self, order: ToZygote) -> None:
+    def send(self, order: zygote_messages.ToZygote) -> None:
         """Send an order to the zygote, whichever it is by now."""
         self.zygote.send(order)
 
@@ -280,17 +272,17 @@ class NodeProcesses:
         alive = dict(sorted(state.alive.items()))
         spared = [rank for rank, pid in alive.items() if not handles_signal(pid, signum)]
         ranks = tuple(rank for rank in alive if rank not in spared)
-        self.send(SignalRanks(ranks=ranks, signum=signum))
+        self.send(zygote_messages.SignalRanks(ranks=ranks, signum=signum))
         return spared
 
-    def end_generation(self, order: EndGeneration) -> None:
+    def end_generation(self, order: zygote_messages.EndGeneration) -> None:
         """Have the zygote end the store and what ranks left behind; start no more ranks."""
         self._waiting.clear()
         self.send(order)
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
         """Have the zygote end all processes and then itself; with ``by_force``, kill it."""
-        self.send(Exit(grace_s=grace_s))
+        self.send(zygote_messages.Exit(grace_s=grace_s))
         if by_force:
             self.zygote.process.kill()
             self._reactor.call_later(EXIT_TAKES_S, self.zygote.abandon)
@@ -342,7 +334,7 @@ class NodeProcesses:
         self.zygote.close()
 
 
-def _check_size(order: StartRank) -> None:
+def _check_size(order: zygote_messages.StartRank) -> None:
     """Check that an order fits into a packet.
 
     Raises:

@@ -20,19 +20,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
 from meshrun.plan.parse import is_on
+from meshrun.protocol import stacks
 from meshrun.protocol.collectives import STACKS
-from meshrun.protocol.stacks import (
-    MAIN_STACK_SIGNAL,
-    STACKS_SIGNAL,
-    StackDump,
-    current_folder,
-    describe,
-    is_answered,
-    lacks_main_thread,
-    merge,
-    parse_dump,
-    stack_place,
-)
 from meshrun.supervisor.rank_requests import RankPipes
 from meshrun.wording import count, number_ranges, plural
 
@@ -91,30 +80,30 @@ class StackRequest:
         self.state = SignalState.RUNNING
         """The state of that signal, which explains silence."""
         if not has_thread:
-            self._blocking = threads_blocking(pid, STACKS_SIGNAL)
+            self._blocking = threads_blocking(pid, stacks.STACKS_SIGNAL)
             # The signal would end a process without a handler.
-            if self._look(STACKS_SIGNAL) not in (*_STOPPED, SignalState.UNHANDLED):
-                send_signal(pid, STACKS_SIGNAL)
+            if self._look(stacks.STACKS_SIGNAL) not in (*_STOPPED, SignalState.UNHANDLED):
+                send_signal(pid, stacks.STACKS_SIGNAL)
 
     def proceed(self) -> bool:
         """Take the next step, if there is one; return whether the rank may write more in time."""
         text = self.read()
-        if is_answered(text):
+        if stacks.is_answered(text):
             self._has_thread = False  # no more of it follows
-            if not lacks_main_thread(text):
+            if not stacks.lacks_main_thread(text):
                 self.state = SignalState.DONE
                 return False
         took_s = time.monotonic() - self._began_s
         if took_s < _PYTHON_TAKES_S:
             return True
-        self.state = self._look(MAIN_STACK_SIGNAL)
+        self.state = self._look(stacks.MAIN_STACK_SIGNAL)
         most_s = _STOPPED_TAKES_S if self.state in _STOPPED else _TAKES_S
         if self.state is SignalState.GONE or took_s > most_s:
             return False
         if self._is_main_asked or self.state is SignalState.UNHANDLED:
             is_done = self.state in (SignalState.DONE, SignalState.UNHANDLED)
             return self._has_thread or not is_done
-        blocking = threads_blocking(self.pid, MAIN_STACK_SIGNAL)
+        blocking = threads_blocking(self.pid, stacks.MAIN_STACK_SIGNAL)
         if str(self.pid) in blocking:
             self.state = SignalState.PENDING
         elif took_s > _BUSY_PYTHON_TAKES_S or (
@@ -122,7 +111,7 @@ class StackRequest:
             read_stat(self.pid)[0] in ("S", "D") and not self._has_thread
         ):
             self._blocking, self._is_main_asked = blocking, True
-            send_signal_to_main_thread(self.pid, MAIN_STACK_SIGNAL)
+            send_signal_to_main_thread(self.pid, stacks.MAIN_STACK_SIGNAL)
         return True
 
     def _look(self, signum: int) -> SignalState:
@@ -224,9 +213,9 @@ class StackRequests:
         self._start_native()
         self._show(lines)
 
-    def crash(self, rank: int) -> StackDump | None:
+    def crash(self, rank: int) -> stacks.StackDump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
-        dump = parse_dump(self._text(rank, max(0, self._size(rank) - _READ_BYTES)))
+        dump = stacks.parse_dump(self._text(rank, max(0, self._size(rank) - _READ_BYTES)))
         return dump if dump is not None and dump.fatal is not None else None
 
     def _start_native(self) -> None:
@@ -257,14 +246,14 @@ class StackRequests:
 
     def _take_answers(self) -> Iterator[str]:
         """Note where ranks are, or why they did not answer, and yield the lines that say so."""
-        dumps: dict[int, StackDump] = {}
+        dumps: dict[int, stacks.StackDump] = {}
         silent: dict[tuple[bool, str], list[int]] = {}
         for rank, request in self._requests.items():
-            if (dump := parse_dump(request.read())) is not None:
+            if (dump := stacks.parse_dump(request.read())) is not None:
                 dumps[rank] = dump
                 is_users = any(frame.is_users for frame in dump.main)
                 places = self.places if is_users else self.elsewhere
-                places[rank] = stack_place(dump.main, current_folder())
+                places[rank] = stacks.stack_place(dump.main, stacks.current_folder())
                 continue
             has_listened = request.state is SignalState.UNHANDLED and request.has_written
             why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[request.state]
@@ -272,23 +261,23 @@ class StackRequests:
             silent.setdefault((rank == ZYGOTE, why), []).append(rank)
         if (zygotes := dumps.pop(ZYGOTE, None)) is not None:
             yield from self._describe_dump(zygotes, [ZYGOTE])
-        for ranks, dump in merge(dumps):
+        for ranks, dump in stacks.merge(dumps):
             yield from self._describe_dump(dump, ranks)
         for (_, why), ranks_without in silent.items():
             yield f"{self._name(ranks_without)}: {why}"
             yield self._describe_pids(ranks_without)
 
-    def _describe_dump(self, dump: StackDump, ranks: Collection[int]) -> Iterator[str]:
-        folder = current_folder()
+    def _describe_dump(self, dump: stacks.StackDump, ranks: Collection[int]) -> Iterator[str]:
+        folder = stacks.current_folder()
         others = len(dump.others)
         at_least = "at least " if dump.has_more else ""
         more = f" (and {at_least}{count(others, 'other thread')})" if others else ""
-        yield f"{self._name(ranks)}: {stack_place(dump.main, folder)}{more}"
-        for line in describe(dump.main, folder):
+        yield f"{self._name(ranks)}: {stacks.stack_place(dump.main, folder)}{more}"
+        for line in stacks.describe(dump.main, folder):
             yield f"    {line}"
         for other in dump.others:
             if any(frame.is_users for frame in other):
-                yield f"    a thread: {stack_place(other, folder)}"
+                yield f"    a thread: {stacks.stack_place(other, folder)}"
         yield self._describe_pids(ranks)
 
     def _describe_pids(self, ranks: Iterable[int]) -> str:

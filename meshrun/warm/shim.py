@@ -16,18 +16,8 @@ from functools import partial
 
 from msgspec import Struct
 
+from meshrun.host import processes
 from meshrun.host.process_state import SignalState, signal_state
-from meshrun.host.processes import (
-    EnvironVariable,
-    become_subreaper,
-    die_with_parent,
-    end_children,
-    is_guard,
-    list_children,
-    open_pidfd,
-    send_signal,
-    set_title,
-)
 from meshrun.host.reactor import Reactor
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
@@ -81,7 +71,7 @@ class ZygoteEnded(Struct, frozen=True, kw_only=True):
 
 
 def serve_connection(
-    connection: socket.socket, mark: EnvironVariable, run: RunZygote
+    connection: socket.socket, mark: processes.EnvironVariable, run: RunZygote
 ) -> Callable[[], Callable[[], None]]:
     """Receive a request for a zygote, become its shim, and fork it.
 
@@ -102,12 +92,12 @@ def serve_connection(
         mark.set(spec.mark)
     except (OSError, ValueError):
         os._exit(1)
-    become_subreaper()
+    processes.become_subreaper()
     shim = os.getpid()
     pid = os.fork()
     if pid == 0:
         connection.close()
-        die_with_parent(shim)
+        processes.die_with_parent(shim)
         os.close(fds[0])
         os.close(fds[1])
         os.setsid()
@@ -116,13 +106,13 @@ def serve_connection(
             os.close(fd)
         return partial(run, fds[5:], spec.program)
     leave_signals_to_launcher()
-    set_title("shim", spec.program.target, *spec.program.args)
+    processes.set_title("shim", spec.program.target, *spec.program.args)
     for fd in fds:
         os.close(fd)
     os.chdir("/")
-    zygote_pidfd = open_pidfd(pid)
+    zygote_pidfd = processes.open_pidfd(pid)
     connection.settimeout(None)
-    shim_pidfd = open_pidfd(shim)
+    shim_pidfd = processes.open_pidfd(shim)
     _send(connection, ZygoteForked(pid=pid), zygote_pidfd, shim_pidfd)
     os.close(shim_pidfd)
     _keep(connection, pid, zygote_pidfd)
@@ -138,21 +128,23 @@ def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
             # A stopped zygote cannot notice the launcher's end, nor can one that imports: that one
             # does not handle SIGCHLD yet, and has nothing to clean up.
             imports = signal_state(pid, signal.SIGCHLD) is SignalState.UNHANDLED
-            send_signal(pid, signal.SIGKILL if imports else signal.SIGCONT)
+            processes.send_signal(pid, signal.SIGKILL if imports else signal.SIGCONT)
 
         reactor.add_reader(connection, outlive_launcher)
         reactor.add_reader(pidfd, partial(reactor.remove, pidfd))
         reactor.run_until(lambda: pidfd not in reactor.watched)
     _, status = os.waitpid(pid, 0)
     # Spare the guard, which has work to do if the launcher is killed too.
-    left = end_children(grace_s=0.0, spare=frozenset(filter(is_guard, list_children())))
+    left = processes.end_children(
+        grace_s=0.0, spare=frozenset(filter(processes.is_guard, processes.list_children()))
+    )
     message = ZygoteEnded(
         wait_status=status, survivors=list(left.survivors), denied=list(left.denied)
     )
     _send(connection, message)
     with suppress(OSError):
         if connection.recv(1):  # the launcher is alive, so no guard is needed
-            end_children(grace_s=0.0, spare=frozenset(left.survivors))
+            processes.end_children(grace_s=0.0, spare=frozenset(left.survivors))
 
 
 def _send(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: int) -> None:

@@ -27,18 +27,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import module_files
 from meshrun.plan.rank_program import BASE
 from meshrun.protocol.packing import unpack
-from meshrun.warm.identity import (
-    FileParts,
-    Requirements,
-    ServerDescription,
-    digests,
-    find_mismatch,
-    loaded_files,
-    packages,
-    set_too_late,
-    this_interpreter,
-    words_of,
-)
+from meshrun.warm import identity
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.server_folder import ServerFolder, is_as_privileged, stop_server
 from meshrun.warm.shim import ServerSpec, serve_connection
@@ -84,7 +73,7 @@ class WarmServer:
         with self._folder.locked():
             if self._has_equal(spec.required):
                 os._exit(0)
-            described, files = self._import(spec), loaded_files(sys.modules)
+            described, files = self._import(spec), identity.loaded_files(sys.modules)
             for found in self._folder.servers()[MOST_SERVERS - 1 :]:  # the least recently used
                 stop_server(self._folder, found.server.pid)
             try:
@@ -112,47 +101,47 @@ class WarmServer:
             self._reactor.turn()
         return self._in_child
 
-    def _has_equal(self, required: Requirements) -> bool:
+    def _has_equal(self, required: identity.Requirements) -> bool:
         """Return whether another run has left an equal server in the meantime."""
         return any(
-            find_mismatch(found.server, required) is None
+            identity.find_mismatch(found.server, required) is None
             and self._folder.changed_library(found.server) is None
             for found in self._folder.servers()
         )
 
-    def _import(self, spec: ServerSpec) -> ServerDescription:
+    def _import(self, spec: ServerSpec) -> identity.ServerDescription:
         """Import the modules that exist; exit if forks of this process cannot run the program."""
         watch, required = ImportWatch(), spec.required
         gc.disable()
         with _record_reads() as read, nvml_based_cuda_check():
             for module in BASE:
                 _import_if_available(module, watch)
-            base = packages(sys.modules)
+            base = identity.packages(sys.modules)
             for module in required.modules:
                 _import_if_available(module, watch)
         gc.enable()
         self._ending.keep_modules()
         gc.freeze()  # the collector must not write to memory that forks share
-        extra = packages(required.modules) - base
+        extra = identity.packages(required.modules) - base
         if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
                 with suppress(OSError), open(spec.unfit, "wb") as file:
                     file.write(reason.encode(errors="surrogateescape"))
             self._folder.leave_reason(reason)
             os._exit(0)
-        return ServerDescription(
+        return identity.ServerDescription(
             pid=os.getpid(),
             born=started_at(os.getpid()) or "",
             began=time.time(),
             idle_s=spec.idle_s,
-            interpreter=this_interpreter(),
+            interpreter=identity.this_interpreter(),
             fixed=fixed_by_parent(),
             base=sorted(base),
             extra=sorted(extra),
-            environment=digests(required.environment, read),
+            environment=identity.digests(required.environment, read),
             read=sorted(read),
             sources={
-                path: FileParts(stat=stat_of(path), words=words_of(path, read))
+                path: identity.FileParts(stat=stat_of(path), words=identity.words_of(path, read))
                 for path in required.own_files
             },
         )
@@ -245,7 +234,7 @@ def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[st
     for name, path in module_files(sys.modules):
         if name != "__main__" and is_own(path):
             return f"a library imports `{path}`, which is not installed"
-    if late := set_too_late(changed, read):
+    if late := identity.set_too_late(changed, read):
         return f"the program sets {late[0]}, which a library reads while it is imported"
     return None
 

@@ -16,15 +16,7 @@ from _thread import start_new_thread  # gevent puts a greenlet in its place
 from contextlib import suppress
 
 from meshrun.host.processes import name_thread
-from meshrun.protocol.collectives import (
-    STACKS,
-    TIMES,
-    WAITS,
-    RankCalled,
-    RankListens,
-    RankTimes,
-    RankWaits,
-)
+from meshrun.protocol import collectives
 from meshrun.worker.flight_recorder import has_recorder, read_calls, read_times, read_wait
 from meshrun.worker.group_lifetime import call_around
 from meshrun.worker.imports import when_imported
@@ -65,7 +57,7 @@ class AnswerRequests:
     def _on_group(self, _: object) -> None:
         self.start()
         if self._started and not self._records and has_recorder():
-            self._records = self._reporter.report(RankListens, records=True)
+            self._records = self._reporter.report(collectives.RankListens, records=True)
 
     def start(self, _: object = None) -> None:
         """Start the thread, unless it runs."""
@@ -79,7 +71,7 @@ class AnswerRequests:
             self._started = False
         else:
             self._leave_threads()
-            self._reporter.report(RankListens)
+            self._reporter.report(collectives.RankListens)
 
     def _answer_all(self) -> None:
         name_thread(THREAD)
@@ -90,18 +82,18 @@ class AnswerRequests:
                     self._answer(request)
 
     def _answer(self, request: bytes) -> None:
-        if request == STACKS:
+        if request == collectives.STACKS:
             write_stacks(self._stacks_fd)
             return
-        if request == WAITS:
-            self._reporter.report(RankWaits, place=read_wait())
+        if request == collectives.WAITS:
+            self._reporter.report(collectives.RankWaits, place=read_wait())
             return
         _prepare_for_events()
-        if request == TIMES:
+        if request == collectives.TIMES:
             groups, calls = read_times()
-            self._reporter.report(RankTimes, groups=groups, calls=calls)
+            self._reporter.report(collectives.RankTimes, groups=groups, calls=calls)
         else:
-            self._reporter.report(RankCalled, groups=read_calls())
+            self._reporter.report(collectives.RankCalled, groups=read_calls())
 
 
 def _prepare_for_events() -> None:

@@ -27,14 +27,8 @@ from meshrun.host.shortage import describe_shortage
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.zygote_messages import Prepare, ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.worker import imports
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.imports import (
-    check_torch_is_supported,
-    check_torch_version,
-    holds,
-    on_path,
-    put_first,
-)
 from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.zygote.control import (
@@ -136,10 +130,10 @@ def _import_shared(
 ) -> tuple[ProgramSource, str | None]:
     """Return the program, and why ranks cannot be forks of this process, after its imports."""
     folder, watch = first_path(program), ImportWatch()
-    with on_path(folder):
+    with imports.on_path(folder):
         source = inspect_program(program)
     gc.disable()
-    first = on_path(folder if holds(folder, order.preload) else None)
+    first = imports.on_path(folder if imports.holds(folder, order.preload) else None)
     if order.start_method == "exec":  # this process imports only for its store
         with first, source.settings.in_effect():
             if not order.preload:  # otherwise only the ranks can check
@@ -150,19 +144,19 @@ def _import_shared(
             for module in order.preload:
                 _preload(module)
                 watch.imported(module)
-            check_torch_version()
+            imports.check_torch_version()
             for module in source.torch_modules:
                 with suppress(Exception):  # the program will report it
                     importlib.import_module(module)
             check_registered(order.backends)
-        put_first(folder, known_at_start=known_at_start)
+        imports.put_first(folder, known_at_start=known_at_start)
         unsafe, modules = source.settings.first_unclear(), []
         if unsafe is not None:
             unsafe += " before torch is imported, to a value known only at run time"
         else:
             unsafe = watch.why_unsafe()
     if order.device and unsafe is None:
-        with on_path(folder):
+        with imports.on_path(folder):
             check_devices(order.device, order.workers, modules)
     return source, unsafe
 
@@ -197,7 +191,7 @@ def _preload(module: str) -> None:
         if not f"{module}.".startswith(f"{missing}."):
             raise  # the module exists, but one that it imports does not
         if missing.startswith("torch."):
-            check_torch_is_supported()
+            imports.check_torch_is_supported()
         if "," in module:
             repeated = " ".join(f"--preload {name.strip()}" for name in module.split(","))
             raise UsageError(

@@ -15,17 +15,12 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host import processes
 from meshrun.host.descriptors import allow_many_descriptors, note
 from meshrun.host.folder import remove_if_stale
 from meshrun.host.network import address_of, names_from_files_only
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.process_state import is_stopped, parent_of, started_at
-from meshrun.host.processes import (
-    become_guard,
-    die_with_parent,
-    send_signal,
-    set_title,
-)
 from meshrun.host.reactor import finish
 from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.worker.imports import check_torch_version
@@ -61,7 +56,7 @@ def serve_store(listen_fd: int) -> Store:
 
 def run_store(listeners: list[int], guard: Guard) -> NoReturn:
     """Guard the launch until the zygote ends; serve the store if there is a listener for it."""
-    set_title("store")
+    processes.set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
     # torch's server would look up the name of the first rank, and serve no other in the meantime.
     with names_from_files_only():
@@ -94,13 +89,13 @@ class Guard:
 
     def begin(self, zygote: int) -> None:
         """Have the kernel wake this process when the zygote ends, or kill it if it cannot guard."""
-        become_guard()
+        processes.become_guard()
         if self._launcher_born is None or not self._mark:
-            die_with_parent(zygote)
+            processes.die_with_parent(zygote)
             return
         self._zygote = zygote
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})  # for sigtimedwait()
-        die_with_parent(zygote, signal.SIGCONT)
+        processes.die_with_parent(zygote, signal.SIGCONT)
 
     def run(self) -> NoReturn:
         """Wait until launcher and zygote are dead, then kill what is left.
@@ -112,7 +107,7 @@ class Guard:
                 signal.pause()
         while os.getppid() == self._zygote:
             if not self._launcher_lives():  # wake it even if its parent is a shim, stopped too
-                send_signal(self._zygote, signal.SIGCONT)
+                processes.send_signal(self._zygote, signal.SIGCONT)
             self._wake_orphaned_launcher()
             signal.sigtimedwait({signal.SIGCONT}, _CHECK_LAUNCHER_EVERY_S)
         self._wait_for_launcher()
@@ -134,7 +129,7 @@ class Guard:
         """Continue a launcher whose parent has ended while it was stopped, as it is to end too."""
         parent = parent_of(self._launcher)
         if parent != self._launchers_parent and is_stopped(self._launcher):
-            send_signal(self._launcher, signal.SIGCONT)
+            processes.send_signal(self._launcher, signal.SIGCONT)
         self._launchers_parent = parent
 
     def _wait_for_launcher(self) -> None:
