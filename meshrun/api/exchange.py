@@ -22,7 +22,7 @@ from meshrun.host.process_state import is_foreground
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.worker.call_channel import CallBegun, CallDone, Channel, TimeLimit, packed
-from meshrun.worker.rank_terminal import AcquireTerminal, ReleaseTerminal
+from meshrun.worker.debuggers import AcquireTerminal, ReleaseTerminal
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""

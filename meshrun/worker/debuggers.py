@@ -1,4 +1,7 @@
-"""Debuggers in a rank: Ctrl-C in the debugged rank, breakpoints without stdin."""
+"""Debuggers in a rank: Ctrl-C in the debugged rank, breakpoints without stdin or on a terminal.
+
+A rank that serves calls may use the terminal of the program that started the ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from msgspec import Struct
+
+from meshrun.worker.call_channel import Channel
 from meshrun.worker.imports import when_imported
 
 _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "code.py", "IPython", "prompt_toolkit")
@@ -32,37 +38,6 @@ def leave_interrupts() -> None:
 def _refuse_interrupts() -> None:
     pdb: Any = sys.modules["pdb"]
     pdb.Pdb.nosigint = property(lambda _: True, lambda *_: None)
-
-
-@contextmanager
-def on_terminal(path: str) -> Iterator[Callable[[], None]]:
-    """Use a terminal as standard input, output and error while the block runs.
-
-    Yields:
-        A function that restores the terminal if other files have replaced it meanwhile.
-
-    Raises:
-        OSError: If the terminal cannot be opened.
-    """
-    terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
-    kept = [os.dup(fd) for fd in range(3)]
-
-    def use() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # a closed one
-                stream.flush()
-        for fd in range(3):
-            os.dup2(terminal, fd)
-
-    try:
-        use()
-        yield use
-    finally:
-        use()
-        for fd, before in enumerate(kept):
-            os.dup2(before, fd)
-        for fd in (terminal, *kept):
-            os.close(fd)
 
 
 _at_breakpoints: list[Callable[[], bool]] = []
@@ -123,3 +98,67 @@ def _is_debugger(frame: FrameType) -> bool:
             return True
         found = found.f_back
     return False
+
+
+class AcquireTerminal(Struct, frozen=True):
+    """A request for the terminal. The reply is its path, or ``None``."""
+
+
+class ReleaseTerminal(Struct, frozen=True):
+    """The terminal is free again."""
+
+    quits: bool
+    """Whether the user quit the debugger."""
+
+
+class RankTerminal:
+    """Acquired at the first breakpoint of a call, and released when the call has ended."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._terminal = -1
+        self._kept: list[int] = []
+        """This rank's own standard streams, while it has the terminal in their place."""
+        self._is_denied = False
+        self.quits = False
+        ask_at_breakpoints(self.acquire)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this rank has the terminal now."""
+        return bool(self._kept)
+
+    def acquire(self) -> bool:
+        """Use the terminal as standard streams; return whether it was granted."""
+        if not self.is_held and not self._is_denied:
+            self._channel.send(AcquireTerminal())
+            path = self._channel.receive()
+            self._is_denied = path is None
+            if path is not None:
+                try:
+                    self._terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
+                except OSError:  # its path does not exist here
+                    self._channel.send(ReleaseTerminal(self.quits))
+                    self._is_denied = True
+                else:
+                    self._kept = [os.dup(fd) for fd in range(3)]
+        if self.is_held:
+            self._replace_streams([self._terminal] * 3)  # also if other files have replaced it
+        return self.is_held
+
+    def release(self) -> None:
+        """Restore this rank's own standard streams; the next call may acquire it again."""
+        self._is_denied = False
+        if self.is_held:
+            self._replace_streams(self._kept)
+            for fd in (self._terminal, *self._kept):
+                os.close(fd)
+            self._kept = []
+            self._channel.send(ReleaseTerminal(self.quits))
+
+    def _replace_streams(self, by: Sequence[int]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a closed one
+                stream.flush()
+        for fd, other in enumerate(by):
+            os.dup2(other, fd)

@@ -80,7 +80,7 @@ def serve(channel: Channel) -> None:
     from itertools import count
 
     from meshrun.mesh.to_launcher import to_launcher
-    from meshrun.worker.rank_terminal import RankTerminal
+    from meshrun.worker.debuggers import RankTerminal
 
     own, calls, terminal = os.getpid(), _Calls(channel), RankTerminal(channel)
     for number in count():

@@ -27,8 +27,8 @@ from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
 from meshrun.worker.call_channel import CallBegun, Channel, TimeLimit
+from meshrun.worker.debuggers import RankTerminal
 from meshrun.worker.group_lifetime import THREAD
-from meshrun.worker.rank_terminal import RankTerminal
 
 NAME = "meshrun-rank"
 """The name of the plug-in that only ranks have."""
