@@ -145,7 +145,12 @@ def launch(
         raise TypeError(f"launch() got an unexpected keyword argument '{min(unknown)}'")
     flags = {name: value for name, value in flags.items() if value is not None}
     check_parameters(LaunchOptions, flags)
-    _check_program(program, args, module=module, kwargs=kwargs)
+    if isinstance(program, str | os.PathLike):
+        check_parameter("args", args, Sequence[str | os.PathLike[str]])
+        if kwargs is not None:
+            raise UsageError("kwargs requires a function", hint="a script takes args only")
+    elif module:
+        raise UsageError(f"module=True requires a module name, found {program!r}")
     if flags.get("prefix") is True:
         del flags["prefix"]  # as if it were omitted
     env, cwd, options = (flags.pop(name, None) for name in ("env", "cwd", "options"))
@@ -378,22 +383,6 @@ def _unreported(folder: str, code: int, timings: Timings) -> LaunchResult:
         trouble=trouble,
         timings=timings,
     )
-
-
-def _check_program(
-    program: object, args: object, *, module: bool, kwargs: Mapping[str, Any] | None
-) -> None:
-    """Check that the arguments fit the kind of program.
-
-    Raises:
-        UsageError: If they do not.
-    """
-    if isinstance(program, str | os.PathLike):
-        check_parameter("args", args, Sequence[str | os.PathLike[str]])
-        if kwargs is not None:
-            raise UsageError("kwargs requires a function", hint="a script takes args only")
-    elif module:
-        raise UsageError(f"module=True requires a module name, found {program!r}")
 
 
 def read_error(folder: str) -> MeshrunError | None:

@@ -306,24 +306,22 @@ class Loop:
 
     def _on_nodes(self, nodes: NodeLink) -> None:
         while nodes.peers.events:
-            self._on_node_event(nodes.peers.events.popleft(), nodes)
-
-    def _on_node_event(self, event: events.FromNodes, nodes: NodeLink) -> None:
-        if isinstance(event, events.ShowStacks):
-            self._monitor.ask(event.why)
-        elif isinstance(event, AskTimes | events.TimesReported):
-            if self._monitor.stragglers is not None:
-                self._monitor.stragglers.receive_from_node(event)
-        elif (
-            isinstance(event, events.GenerationAborted) and event.title and not self.state.stopping
-        ):
-            self._monitor.ask(event.title, then=event)
-        else:
-            if isinstance(event, events.AllCleared):
-                event = self._monitor.explain_wait(self.state, event)
-            self._handle(
-                self._complete(event, nodes) if isinstance(event, events.AllJoined) else event
-            )
+            match nodes.peers.events.popleft():
+                case events.ShowStacks(why=why):
+                    self._monitor.ask(why)
+                case AskTimes() | events.TimesReported() as event:
+                    if self._monitor.stragglers is not None:
+                        self._monitor.stragglers.receive_from_node(event)
+                case events.GenerationAborted(title=str(title)) as event if (
+                    title and not self.state.stopping
+                ):
+                    self._monitor.ask(title, then=event)
+                case events.AllCleared() as event:
+                    self._handle(self._monitor.explain_wait(self.state, event))
+                case events.AllJoined() as event:
+                    self._handle(self._complete(event, nodes))
+                case event:
+                    self._handle(event)
 
     def _handle(self, event: events.Event) -> None:
         before_ns = self.state.deadline_ns

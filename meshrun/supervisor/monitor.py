@@ -149,15 +149,15 @@ class Monitor(Watcher):
 
     def receive(self, message: collectives.RankAnswer) -> None:
         """Take a message of a rank's answering thread."""
-        if isinstance(message, collectives.RankListens):
-            self.pipes.receive(message)
-        elif isinstance(message, collectives.RankWaits):
-            self.watchdog.record_wait(message.rank, message.place)
-        elif isinstance(message, collectives.RankTimes):
-            if self.stragglers is not None:
+        match message:
+            case collectives.RankListens():
+                self.pipes.receive(message)
+            case collectives.RankWaits(rank=rank, place=place):
+                self.watchdog.record_wait(rank, place)
+            case collectives.RankCalled():
+                self.collectives.receive(message)
+            case collectives.RankTimes() if self.stragglers is not None:
                 self.stragglers.receive(message)
-        else:
-            self.collectives.receive(message)
 
     def on_event(self, event: Event, state: State) -> None:
         """Find out which peer a failed rank waited for, before the others are ended."""
@@ -239,20 +239,13 @@ class Monitor(Watcher):
         if only_conflicts:
             found = [finding for finding in found if not finding.severity]
         self.why = found[0].summary if found else ""
-        if not (found or only_conflicts):
-            self.why = self._who_is_elsewhere()
+        if not (found or only_conflicts) and (raised := self._places_raised()):
+            places = {**self.stacks.elsewhere, **self.stacks.places}
+            self.why = describe_elsewhere(next(iter(raised.values())), places)
         self._print_findings(found)
         if self._nccl.findings:
             self._console.note("NCCL reports:")
             self._print(f"    {line}" for line in self._nccl.findings)
-
-    def _who_is_elsewhere(self) -> str:
-        """Return which ranks are not in the call of the first rank that raised; "" if unknown."""
-        if not (raised := self._places_raised()):
-            return ""
-        return describe_elsewhere(
-            next(iter(raised.values())), {**self.stacks.elsewhere, **self.stacks.places}
-        )
 
     def _places_raised(self) -> dict[int, str]:
         """Return where ranks of this node raised, the first one first."""

@@ -21,7 +21,6 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from meshrun.check.evaluate import Finding, best_bus, evaluate, failed_hosts, format_rate
-from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent, set_title, signals_blocked
 from meshrun.protocol.packing import pack, unpack
@@ -136,7 +135,10 @@ def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
     measured = gather(measure("quick", paths))
     store: Any = dist.distributed_c10d._get_default_store()
     if measured is not None:
-        outcome = _evaluate(measured, require)
+        result = evaluate(measured, parse_requirements(require, "--require") if require else ())
+        best = best_bus(result.rows).items()
+        speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best)
+        outcome = CheckOutcome(findings=result.findings, speeds=speeds)
         report(
             findings=[finding.text for finding in outcome.findings],
             hosts=list(failed_hosts(outcome.findings)),
@@ -147,10 +149,3 @@ def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
         return outcome
     received: CheckOutcome = unpack(store.get(_OUTCOME), CheckOutcome)
     return received
-
-
-def _evaluate(measured: Measured, require: str) -> CheckOutcome:
-    required = parse_requirements(require, "--require") if require else ()
-    result = evaluate(measured, required)
-    speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(result.rows).items())
-    return CheckOutcome(findings=result.findings, speeds=speeds)
