@@ -78,11 +78,7 @@ async def _serve(control: socket.socket, order: bundles.PlaceNodes, address: str
 
 
 def _connect() -> Any:
-    """Connect to the cluster, and return Ray's module.
-
-    Raises:
-        HostError: If Ray is not installed, or there is no cluster.
-    """
+    """Connect to the cluster, and return Ray's module; raise HostError if either is missing."""
     try:
         import ray
     except ImportError as error:

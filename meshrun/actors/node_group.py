@@ -103,11 +103,7 @@ class NodeGroup:
         return list(zip(names, self._request.workers, strict=True))
 
     def _count_at_first(self) -> int:
-        """Return the number of nodes to start with.
-
-        Raises:
-            HostError: If the cluster is too small.
-        """
+        """Return the number of nodes to start with; raise HostError if the cluster is too small."""
         total = {node["NodeID"]: node["Resources"] for node in self._nodes()}
         if self._request.timeout_s is None and self._count(total) < self._request.min_nodes:
             raise self._lack("")

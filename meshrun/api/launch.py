@@ -233,11 +233,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
 
 def check_cwd(cwd: str | os.PathLike[str] | None) -> None:
-    """Check that ``cwd``, if given, is a folder.
-
-    Raises:
-        UsageError: If it is not.
-    """
+    """Raise UsageError if ``cwd`` is given and not a folder."""
     if cwd is not None and not os.path.isdir(cwd):
         raise UsageError(f"cwd must be a folder, found `{os.fspath(cwd)}`")
 
@@ -312,11 +308,7 @@ def _run(
     cwd: str | None,
     stdin: int | None,
 ) -> LaunchResult:
-    """Run a launcher and return the result that it reports.
-
-    Raises:
-        MeshrunError: The launcher's error, if it could not launch.
-    """
+    """Run a launcher and return the result that it reports, as :func:`read_result` does."""
     began_ns = time.monotonic_ns()
     command, variables = launcher_command(folder, flags, words)
     code = run_launcher(command, env={**env, **variables}, cwd=cwd, stdin=stdin)
@@ -344,11 +336,7 @@ def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
 
 
 def check_by_dry_run(flags: Sequence[str]) -> None:
-    """Check the options of a launch on this machine with a dry run.
-
-    Raises:
-        MeshrunError: If the dry run fails.
-    """
+    """Check the options of a launch on this machine; raise the error of a dry run that fails."""
     began_ns = time.monotonic_ns()
     with private_folder() as folder:
         words = ["--standalone", *to_flags({}, flags), "--dry-run"]

@@ -151,11 +151,7 @@ def _hidden(group: WorkerGroup, filters: Filters) -> frozenset[int]:
 
 
 def _check_commands(tree: ast.AST) -> None:
-    """Check that a cell for ranks uses no command of IPython except ``!command``.
-
-    Raises:
-        UsageError: If it does.
-    """
+    """Raise UsageError if a cell for ranks uses a command of IPython other than ``!command``."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(

@@ -376,11 +376,7 @@ class WorkerGroup:
         return command, {**inherited, **variables, **own}
 
     def _accept(self, listener: socket.socket) -> None:
-        """Wait until every rank has connected.
-
-        Raises:
-            MeshrunError: If the launch ends first.
-        """
+        """Wait until every rank has connected; raise MeshrunError if the launch ends first."""
         process, found, world_size = self._process, dict[int, GroupRank](), 1
         assert process is not None  # noqa: S101 - just started
         with Reactor() as reactor:

@@ -335,11 +335,7 @@ class NodeProcesses:
 
 
 def _check_size(order: zygote_messages.StartRank) -> None:
-    """Check that an order fits into a packet.
-
-    Raises:
-        HostError: If its variables are too long.
-    """
+    """Raise HostError if an order does not fit into a packet, as its variables are too long."""
     if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
         longest = max(order.environment, key=lambda name: len(order.environment[name]))
         raise HostError(

@@ -27,11 +27,7 @@ _LARGEST = 64 * 1024 * 1024
 
 
 def check_folder() -> str:
-    """Return the current folder.
-
-    Raises:
-        HostError: If it has been removed.
-    """
+    """Return the current folder; raise HostError if it has been removed."""
     if not (folder := current_folder()):
         raise HostError("the current folder no longer exists", hint="`cd` to an existing folder")
     return folder

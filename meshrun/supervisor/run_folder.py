@@ -159,11 +159,7 @@ class RunFolder:
 
 
 def check_log_dir(logs: LogRequest) -> None:
-    """Check that nobody else can replace the folder of ``--log-dir``, unless the user allows it.
-
-    Raises:
-        UsageError: If somebody can.
-    """
+    """Raise UsageError if others can replace the folder of ``--log-dir``, unless it is allowed."""
     if logs.log_dir in (None, os.devnull) or logs.allow_shared:
         return
     if who := who_else_may_write(logs.log_dir or ""):

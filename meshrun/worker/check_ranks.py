@@ -126,11 +126,7 @@ def gather(own: RankMeasures) -> Measured | None:
 
 
 def _check_sum(of: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Check that a group adds numbers up: a backend that does nothing is fast.
-
-    Raises:
-        MeshError: If the sum is wrong.
-    """
+    """Raise MeshError if a group does not add numbers up: a backend that does nothing is fast."""
     ones = torch.ones(1, device=device)
     try:
         dist.all_reduce(ones, group=group)
