@@ -33,11 +33,10 @@ from meshrun.protocol.zygote_messages import (
     RankReady,
     StartRank,
 )
-from meshrun.worker.answer_requests import AnswerRequests
+from meshrun.worker.answer_requests import AnswerRequests, report_calls
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.flight_recorder import report_calls
 from meshrun.worker.group_lifetime import end_connections_with_rank, guard_groups
 from meshrun.worker.imports import when_imported
 from meshrun.worker.late_variables import follow_environment, raise_thread_counts

@@ -24,7 +24,7 @@ _FROM_OURSELVES = {
     "worker/pickling.py": "an exception of such a function or call, from the same source",
     "worker/program.py": "the user's own program, from its file",
     "host/forked_call.py": "what a call returned in a fork of this process, through a pipe to it",
-    "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
+    "worker/answer_requests.py": "what torch has recorded, from torch in the same process",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
     "submit/documents.py": "the user's additions to a manifest, by YAML's safe loader",

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from meshrun import current_mesh
-from meshrun.worker.flight_recorder import read_calls
+from meshrun.worker.answer_requests import read_calls
 
 group = current_mesh().get_group("tp")
 ones = torch.ones(1024, device="cuda")
