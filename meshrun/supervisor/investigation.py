@@ -8,8 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
-
 from meshrun.console.output import Output
 from meshrun.host.shortage import (
     MemoryWatch,
@@ -45,31 +43,31 @@ _ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+[`']) failed")
 """Printed by CUDA for each thread of a kernel whose assertion fails, and by the C library."""
 
 
-class Investigation(Struct, frozen=True, kw_only=True):
-    """The sources of evidence about failed ranks."""
+class Investigation:
+    """The sources of evidence about failed ranks, from the start of the launch on."""
 
-    state: State
-    plan: LaunchPlan
-    output: Output
-    monitor: Monitor
-    memory: MemoryWatch
-    processes: ProcessLimit
-    terminal: Terminal
-    gpu_errors: GpuErrors
-    timers: Timers | None
+    def __init__(
+        self, plan: LaunchPlan, output: Output, monitor: Monitor, terminal: Terminal
+    ) -> None:
+        self._output, self._monitor, self._terminal = output, monitor, terminal
+        self.memory, self._processes = MemoryWatch(), ProcessLimit()
+        self.gpu_errors = GpuErrors(plan)
 
-    def gather(self) -> Mapping[int, Evidence]:
+    def gather(
+        self, state: State, plan: LaunchPlan, timers: Timers | None
+    ) -> Mapping[int, Evidence]:
         """Return the evidence about failed ranks, the cause first."""
+        self._state, self._plan, self._timers = state, plan, timers
         folder = current_folder()
         found = {}
-        for number, failed in enumerate(failed_ranks(self.state)[:_MOST_RANKS]):
+        for number, failed in enumerate(failed_ranks(self._state)[:_MOST_RANKS]):
             # A process that the rank forked may have crashed, and written to the same file.
             has_crashed = failed.signum in CRASHES
-            crash = self.monitor.stacks.crash(failed.rank) if has_crashed else None
+            crash = self._monitor.stacks.crash(failed.rank) if has_crashed else None
             place = stack_place(crash.main, folder) if crash else ""
             reasons = self._reasons(failed, place, is_first=number == 0)
             found[failed.rank] = Evidence(
-                last_lines=tuple(self.output.last_lines(failed.rank)[-_MOST_LINES:]),
+                last_lines=tuple(self._output.last_lines(failed.rank)[-_MOST_LINES:]),
                 stack=tuple(describe(crash.main, folder)) if crash else (),
                 place=place,
                 why=next((reason for reason in reasons if reason), ""),
@@ -78,24 +76,24 @@ class Investigation(Struct, frozen=True, kw_only=True):
 
     def _reasons(self, failed: FailedRank, place: str, *, is_first: bool) -> Iterator[str | None]:
         """Yield why a rank failed, the most certain reason first."""
-        rank_state = self.state.ranks.get(failed.rank)  # other nodes investigate their own ranks
-        if self.timers is not None and rank_state is not None:
-            yield self.timers.why_ended(rank_state.pid, failed.signum)
+        rank_state = self._state.ranks.get(failed.rank)  # other nodes investigate their own ranks
+        if self._timers is not None and rank_state is not None:
+            yield self._timers.why_ended(rank_state.pid, failed.signum)
         yield self._why_raised(failed)
         yield self._why_killed(failed)
         yield self._why_mismatch(failed, place)
         if is_first and (  # it may have failed because of a collective: late, lost or aborted
-            self.state.all_ranks[failed.rank].has_timed_out
+            self._state.all_ranks[failed.rank].has_timed_out
             or failed.has_lost_peer
             or failed.signum == signal.SIGABRT
         ):
-            yield self.monitor.why
+            yield self._monitor.why
         error = failed.error if failed.raised is None else ""
         errors = [error, self._why_asserted(failed)]
         if rank_state is not None:
-            errors.append(self.gpu_errors.why(failed, self.plan))
+            errors.append(self.gpu_errors.why(failed, self._plan))
         yield "; ".join(error for error in errors if error)
-        if failed.signum in CRASHES and (why := self.processes.why_refused()):
+        if failed.signum in CRASHES and (why := self._processes.why_refused()):
             yield f"possibly for lack of threads: {why}"
 
     def _why_raised(self, failed: FailedRank) -> str | None:
@@ -104,12 +102,12 @@ class Investigation(Struct, frozen=True, kw_only=True):
         if raised is None:
             return None
         if (raised.kind, raised.message) in _ON_EMPTY_STDIN:
-            return self.terminal.why_empty(failed.rank)
+            return self._terminal.why_empty(failed.rank)
         if raised.kind == "ModuleNotFoundError":
-            return None if self.plan.program.kind == "command" else _why_not_found()
+            return None if self._plan.program.kind == "command" else _why_not_found()
         if raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower():
             return describe_limited_memory()
-        return (self.processes.why_refused() or _NO_PROCESS) if lacks_processes(raised) else None
+        return (self._processes.why_refused() or _NO_PROCESS) if lacks_processes(raised) else None
 
     def _why_killed(self, failed: FailedRank) -> str | None:
         """Return what explains the signal that ended a rank, or one of its loader workers."""
@@ -126,7 +124,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         found = _MISMATCH.search(self._output_of_abort(failed))
         if found is None:
             return None
-        peers = describe_peers(self.monitor.calls, self.plan.layout, failed.rank, place)
+        peers = describe_peers(self._monitor.calls, self._plan.layout, failed.rank, place)
         sent, expected = map(int, found.groups())
         text = f"a peer sent {count(sent, 'byte')} instead of {expected:,}: the ranks call"
         text += " different collectives, or one with different shapes"
@@ -136,7 +134,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         """Return the assertion that failed, if one did: any error of CUDA may follow."""
         printed = self._output_of_abort(failed)
         if failed.raised is not None and may_be_of_gpu(failed.raised):
-            printed = "\n".join(self.output.last_lines(failed.rank))
+            printed = "\n".join(self._output.last_lines(failed.rank))
         found = _ASSERTED.search(printed)
         return f"{found[1]}: {found[2]}" if found else None
 
@@ -144,7 +142,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         """Return the last lines of a rank that SIGABRT killed."""
         if failed.signum != signal.SIGABRT:
             return ""
-        return "\n".join(self.output.last_lines(failed.rank))
+        return "\n".join(self._output.last_lines(failed.rank))
 
 
 def _why_not_found() -> str | None:

@@ -21,7 +21,6 @@ from meshrun.host.forked_call import ForkedCall
 from meshrun.host.process_state import is_stopped, process_name, wait_until_stopped
 from meshrun.host.processes import EndedChildren, become_subreaper, list_children
 from meshrun.host.reactor import Reactor
-from meshrun.host.shortage import MemoryWatch, ProcessLimit
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle import actions, advance
 from meshrun.lifecycle.outcome import build_result, describe_end
@@ -62,7 +61,7 @@ from meshrun.protocol.zygote_messages import (
     SuspendRanks,
 )
 from meshrun.supervisor.investigation import Investigation
-from meshrun.supervisor.launch_gpus import GpuErrors, GpuWait
+from meshrun.supervisor.launch_gpus import GpuWait
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.node_processes import NodeProcesses
@@ -130,8 +129,7 @@ class Loop:
         self._output = Output(
             plan, console, self._reactor, self._monitor.watchdog.record_output, folder.open
         )
-        self._memory, self._process_limit = MemoryWatch(), ProcessLimit()
-        self._gpu_errors = GpuErrors(plan)
+        self._investigation = Investigation(plan, self._output, self._monitor, self._terminal)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self._wake = self._reactor.call_at(
             None, lambda: self._handle(events.TimePassed(at_ns=time.monotonic_ns()))
@@ -234,7 +232,7 @@ class Loop:
         finally:
             self._processes.close()
             self._monitor.close()
-            self._gpu_errors.close()
+            self._investigation.gpu_errors.close()
             self._output.close()
             self._terminal.close()
             self._reactor.close()
@@ -374,11 +372,12 @@ class Loop:
 
     def _why_killed(self, wait_status: int) -> str | None:
         is_killed = split_wait_status(wait_status)[1] == signal.SIGKILL
-        return self._memory.why_killed() if is_killed else None
+        return self._investigation.memory.why_killed() if is_killed else None
 
     def _exclude_if_unfit(self, event: RankExited | RankRaised) -> None:
         """Exclude this node from the launch if the rank's GPU needs a reset."""
-        if (why := self._gpu_errors.why_unfit(event.rank, self.plan)) is not None:
+        why = self._investigation.gpu_errors.why_unfit(event.rank, self.plan)
+        if why is not None:
             self._handle(
                 NodeExcluded(
                     rank=event.rank,
@@ -534,17 +533,8 @@ class Loop:
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)
 
     def _gather(self) -> Mapping[int, Evidence]:
-        return Investigation(
-            state=self.state,
-            plan=self.plan,
-            output=self._output,
-            monitor=self._monitor,
-            memory=self._memory,
-            processes=self._process_limit,
-            terminal=self._terminal,
-            gpu_errors=self._gpu_errors,
-            timers=self._processes.timers,
-        ).gather()
+        timers = self._processes.timers
+        return self._investigation.gather(self.state, self.plan, timers)
 
     def _complete(
         self, joined: events.AllJoined, nodes: NodeLink
