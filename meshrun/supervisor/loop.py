@@ -182,9 +182,9 @@ class Loop:
             each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.events else None)
 
     def _join(self, rendezvous: RendezvousAccess) -> NodeLink:
-        from meshrun.supervisor.node_link import join_nodes  # not needed on a single node
+        from meshrun.supervisor.node_link import NodeLink  # not needed on a single node
 
-        nodes = join_nodes(
+        nodes = NodeLink(
             self._initial_plan,
             rendezvous,
             self._reactor,

@@ -58,6 +58,25 @@ _SHOWN = 80
 """Characters of an argument that an error shows."""
 
 
+class RendezvousAccess(Struct, frozen=True):
+    """Where this node meets the others, and what only launchers of this launch know."""
+
+    config: RendezvousConfig
+    secret: bytes
+
+
+def prepare_rendezvous(config: RendezvousConfig) -> RendezvousAccess:
+    """Return what can be known before anything starts.
+
+    Raises:
+        HostError: If the secret's file cannot be read.
+    """
+    secret = find_secret(os.environ, config)
+    return RendezvousAccess(
+        replace(config, is_secret=bool(read_secret(os.environ, config))), secret
+    )
+
+
 class Linger:
     """The time in which a node that withdraws waits for the others, to notify them.
 
@@ -98,17 +117,29 @@ class Linger:
 
 
 class NodeLink:
-    """The link to the other nodes of a launch.
-
-    Args:
-        linger_s: How long this node lingers if it withdraws.
-    """
+    """The link to the other nodes of a launch, which this one begins to join."""
 
     def __init__(
-        self, peers: Peers, note: Callable[[str], None], reactor: Reactor, *, linger_s: float
+        self,
+        plan: LaunchPlan,
+        rendezvous: RendezvousAccess,
+        reactor: Reactor,
+        *,
+        note: Callable[[str], None],
+        negotiate: Callable[[Negotiate], None],
     ) -> None:
-        self.peers, self._note, self._linger_s = peers, note, linger_s
-        self._reactor = reactor
+        config = rendezvous.config
+        for warning in secret_warnings(os.environ, config):
+            note(warning)
+        node = ThisNode(
+            config=config,
+            info=describe_node(plan, rendezvous.secret),
+            secret=rendezvous.secret,
+            hub=Hub(reactor, note),
+            fit=partial(fit_nodes, plan.request),
+        )
+        self.peers = Peers(node, negotiate=negotiate)
+        self._note, self._reactor, self._linger_s = note, reactor, config.node_timeout_s
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
         """Host names in node order, once all nodes have joined."""
@@ -173,48 +204,6 @@ def _why_leaving(state: State) -> str:
     if state.excluded is not None:
         return f"{state.excluded.who} excludes it: {state.excluded.reason}"
     return describe_lost_process(state) or ""
-
-
-class RendezvousAccess(Struct, frozen=True):
-    """Where this node meets the others, and what only launchers of this launch know."""
-
-    config: RendezvousConfig
-    secret: bytes
-
-
-def prepare_rendezvous(config: RendezvousConfig) -> RendezvousAccess:
-    """Return what can be known before anything starts.
-
-    Raises:
-        HostError: If the secret's file cannot be read.
-    """
-    secret = find_secret(os.environ, config)
-    return RendezvousAccess(
-        replace(config, is_secret=bool(read_secret(os.environ, config))), secret
-    )
-
-
-def join_nodes(
-    plan: LaunchPlan,
-    rendezvous: RendezvousAccess,
-    reactor: Reactor,
-    *,
-    note: Callable[[str], None],
-    negotiate: Callable[[Negotiate], None],
-) -> NodeLink:
-    """Begin to join the other nodes."""
-    config = rendezvous.config
-    for warning in secret_warnings(os.environ, config):
-        note(warning)
-    node = ThisNode(
-        config=config,
-        info=describe_node(plan, rendezvous.secret),
-        secret=rendezvous.secret,
-        hub=Hub(reactor, note),
-        fit=partial(fit_nodes, plan.request),
-    )
-    peers = Peers(node, negotiate=negotiate)
-    return NodeLink(peers, note, reactor, linger_s=config.node_timeout_s)
 
 
 def describe_node(plan: LaunchPlan, secret: bytes) -> Join:

@@ -356,4 +356,4 @@ def _warm_run(plan: LaunchPlan, note: Callable[[str], None]) -> WarmRun | None:
         return None
     from meshrun.warm.client import WarmRun
 
-    return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=note)
+    return WarmRun(plan, idle_s=idle_s, note=note)

@@ -38,18 +38,26 @@ def make_run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
     """Return the folder of a launch.
 
     Raises:
-        UsageError: If ``--log-dir`` cannot hold it.
+        UsageError: If ``--log-dir`` cannot hold it, or others could replace it.
     """
-    request, plugin = plan.request, None
-    check_log_dir(request.logs)
-    if request.logs.logs_specs is not None:
+    request, logs, plugin = plan.request, plan.request.logs, None
+    if (
+        logs.log_dir not in (None, os.devnull)
+        and not logs.allow_shared
+        and (who := who_else_may_write(logs.log_dir or ""))
+    ):
+        raise UsageError(
+            f"--log-dir `{logs.log_dir}` is not safe: {who}, so others could replace log files",
+            hint="use a folder that only you can write to, or add --allow-shared-log-dir",
+        )
+    if logs.logs_specs is not None:
         nproc = plan.layout.nproc_per_node[plan.node_rank]
-        plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
+        plugin = LogsPlugin(logs, request.console.local_ranks, nproc)
     if plan.rendezvous is None:
-        return RunFolder(request.logs, run_id, plugin=plugin)
+        return RunFolder(logs, run_id, plugin=plugin)
     # Nodes may share a file system, but do not share a run id yet unless the user set one.
     name = request.rendezvous.run_id or ""
-    return RunFolder(request.logs, name, host=os.uname().nodename, plugin=plugin)
+    return RunFolder(logs, name, host=os.uname().nodename, plugin=plugin)
 
 
 class RunFolder:
@@ -156,17 +164,6 @@ class RunFolder:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-
-def check_log_dir(logs: LogRequest) -> None:
-    """Raise UsageError if others can replace the folder of ``--log-dir``, unless it is allowed."""
-    if logs.log_dir in (None, os.devnull) or logs.allow_shared:
-        return
-    if who := who_else_may_write(logs.log_dir or ""):
-        raise UsageError(
-            f"--log-dir `{logs.log_dir}` is not safe: {who}, so others could replace log files",
-            hint="use a folder that only you can write to, or add --allow-shared-log-dir",
-        )
 
 
 def _make_run_folder(log_dir: str, prefix: str) -> Folder:

@@ -22,8 +22,9 @@ from meshrun.host.process_state import is_stopped
 from meshrun.host.processes import EndedChildren, has_ended, send_signal_to
 from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
+from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import zygote_environment
-from meshrun.plan.rank_program import BASE, Program, first_path
+from meshrun.plan.rank_program import BASE, first_path
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Requirements, ServerDescription, find_mismatch
@@ -100,15 +101,10 @@ class WarmRun:
     A new server waits for ``idle_s`` for the next run.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        preload: Sequence[str],
-        *,
-        idle_s: float,
-        note: Callable[[str], None],
-    ) -> None:
-        self._program, self._preload, self._idle_s, self._note = program, preload, idle_s, note
+    def __init__(self, plan: LaunchPlan, *, idle_s: float, note: Callable[[str], None]) -> None:
+        program, self._preload = plan.program, plan.request.preload
+        self._program = program
+        self._idle_s, self._note = idle_s, note
         self._folder: ServerFolder | None = None
         self._settings = EarlySettings()
         self._used = 0
