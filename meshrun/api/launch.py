@@ -239,7 +239,6 @@ def check_cwd(cwd: str | os.PathLike[str] | None) -> None:
 
 
 def _listed(values: AnyWords) -> list[str]:
-    """Return the values as a list of texts."""
     return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
 
 

@@ -300,7 +300,6 @@ def _sections(
 def _outcomes(
     found: Mapping[GroupRank, pytest.TestReport], first: GroupRank, missing: Sequence[GroupRank]
 ) -> Iterator[str]:
-    """Yield a line with the outcome of each rank."""
     for member in sorted([*found, *missing], key=lambda member: member.rank):
         if member not in found:
             yield f"{member.label}: {_UNFINISHED}"

@@ -360,7 +360,6 @@ class WorkerGroup:
     def _launcher(
         self, flags: list[str], program: Sequence[str], serve: str, env: Mapping[str, str]
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command line and the environment of the launcher."""
         from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
 
         # These variables describe the job that this process is part of.

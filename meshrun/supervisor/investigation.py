@@ -97,7 +97,6 @@ class Investigation:
             yield f"possibly for lack of threads: {why}"
 
     def _why_raised(self, failed: FailedRank) -> str | None:
-        """Return what explains an exception of a rank."""
         raised = failed.raised
         if raised is None:
             return None

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
-from meshrun.console.console import Console
 from meshrun.host.network import interface_variables, is_loopback
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 
 _BACKENDS = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _ALL_BACKENDS = ("gloo", "nccl")
-
-
-def note_listening(plan: LaunchPlan, facts: LaunchFacts, console: Console) -> None:
-    """Print a line for each listening port, with ``--verbose``."""
-    if plan.request.console.verbose:
-        for line in describe_listening(plan, facts, os.environ):
-            console.note(line)
 
 
 def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, str]) -> list[str]:

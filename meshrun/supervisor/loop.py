@@ -62,7 +62,7 @@ from meshrun.protocol.zygote_messages import (
 )
 from meshrun.supervisor.investigation import Investigation
 from meshrun.supervisor.launch_gpus import GpuWait
-from meshrun.supervisor.listening import note_listening
+from meshrun.supervisor.listening import describe_listening
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.node_processes import NodeProcesses
 from meshrun.supervisor.run_folder import RunFolder
@@ -197,7 +197,9 @@ class Loop:
         return nodes
 
     def _report_joined(self) -> None:
-        note_listening(self.plan, self._processes.facts, self._console)
+        if self.plan.request.console.verbose:
+            for line in describe_listening(self.plan, self._processes.facts, os.environ):
+                self._console.note(line)
         if self._caller is not None:
             self._caller.report_joined()
 
@@ -276,7 +278,6 @@ class Loop:
     # ---- events ----------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Wait for something to happen, and handle it."""
         self._output.pause_or_resume()
         is_paused = self._pause.is_on and not self._output.has_more
         # While ranks are stopped, deadlines move with the time.

@@ -143,7 +143,6 @@ class StackRequests:
         self._awaited: list[StackRequest] = []
         """Those without an answer yet."""
         self._native: ForkedCall[list[str]] | None = None
-        """Collects native stacks."""
         self.places: dict[int, str] = {}
         """Where in the user's files ranks are, as of the last answers."""
         self.elsewhere: dict[int, str] = {}

@@ -62,11 +62,9 @@ class Terminal(Watcher):
         self._console = console
         self._has_terminal = os.isatty(0)
         self._ranks: Mapping[int, RankState] = {}
-        """The ranks of this node."""
         if self._has_terminal:
             console.is_read = self._is_read
         self._noted_breakpoint = False
-        """Whether the note about a skipped breakpoint has been printed."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
         if self._has_terminal and not is_foreground(0):
             self.stdin = subprocess.DEVNULL  # the kernel would not stop ranks for reading it

@@ -71,7 +71,6 @@ class Timers:
         self._running: dict[tuple[int, str], Timer] = {}
         self._rest = b""
         self._expired: dict[int, _Request] = {}
-        """Expired timers by process id."""
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
             if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):

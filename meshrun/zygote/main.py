@@ -162,7 +162,6 @@ def _import_shared(
 
 
 def _describe_broken(error: BaseException) -> ProgramBroken:
-    """Return the report of what ended the imports."""
     if isinstance(error, UsageError):
         hint = f"\n\nhint: {error.hint}" if error.hint else ""
         text = f"error: {error.message}{hint}"
@@ -177,7 +176,6 @@ def _describe_broken(error: BaseException) -> ProgramBroken:
 
 
 def _preload(module: str) -> None:
-    """Import a module that the ranks will share."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
