@@ -55,7 +55,6 @@ def run(folder: str, module: str) -> None:
 
 
 def _connect_and_serve(folder: str, module: str) -> None:
-    """Connect, introduce this rank, and serve."""
     from importlib import import_module
 
     from meshrun.layout.labels import rank_label

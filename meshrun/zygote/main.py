@@ -91,7 +91,19 @@ def _prepare(
         signal.signal(signum, signal.SIG_IGN)
         dispositions[signum] = signal.SIG_IGN
     guard = Guard(order.scratch_dir, control)
-    source = _load(control, program, order, known_at_start)
+    began_ns = time.monotonic_ns()
+    try:
+        source, unsafe = _import_shared(program, order, known_at_start)
+    except BaseException as error:
+        send(control, _describe_broken(error))  # once, not for each rank
+        os._exit(0)
+    gc.enable()
+    gc.freeze()  # the collector must not write to memory that ranks share
+    if unsafe is not None:
+        send(control, ZygoteUnsafe(reason=unsafe))
+        os._exit(0)
+    now_ns = time.monotonic_ns()
+    send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
     ending.keep_modules()
     return ZygoteServer(
         control=control,
@@ -103,26 +115,6 @@ def _prepare(
         dispositions=dispositions,
         guard=guard,
     )
-
-
-def _load(
-    control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
-) -> ProgramSource:
-    """Read the program and import what ranks share; a failure here is reported once."""
-    began_ns = time.monotonic_ns()
-    try:
-        source, unsafe = _import_shared(program, order, known_at_start)
-    except BaseException as error:
-        send(control, _describe_broken(error))
-        os._exit(0)
-    gc.enable()
-    gc.freeze()  # the collector must not write to memory that ranks share
-    if unsafe is not None:
-        send(control, ZygoteUnsafe(reason=unsafe))
-        os._exit(0)
-    now_ns = time.monotonic_ns()
-    send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
-    return source
 
 
 def _import_shared(
