@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
-from meshrun.cli.end import call_at_end, end_as, end_by_signal, end_with, returncode
+from meshrun.cli.end import call_at_end, end_by_signal, end_with, returncode
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import CONTROLLER_OPTIONS, PET, Options, forget_variables
 from meshrun.cli.words import CommandLine, requested_help, spell_out
@@ -85,7 +85,8 @@ def run_line(args: Sequence[str], invocation: Invocation) -> int:
         error.message += options.variables_behind(message)
         error.exit_code = returncode(options.exit_code, error.exit_code)
         raise
-    return end_as(returncode(options.exit_code, code))
+    code = returncode(options.exit_code, code)
+    return code if code >= 0 else end_by_signal(-code)
 
 
 def _information(options: Options) -> str | None:

@@ -48,11 +48,6 @@ def _announce_end(code: int) -> None:
         _at_end.pop()(code)
 
 
-def end_as(returncode: int) -> int:
-    """End by signal n for -n, as ``subprocess`` writes it; otherwise return the exit code."""
-    return returncode if returncode >= 0 else end_by_signal(-returncode)
-
-
 def end_by_signal(signum: int) -> int:
     """End by a signal, so that the shell sees what ended this process.
 

@@ -6,7 +6,7 @@
 - Processes: ``process_state`` tells of them, ``processes`` and ``forked_call`` act; ``reactor``
   waits for them and for everything else; ``descriptors`` and ``printable`` carry what
   they print.
-- The network: ``network``, ``host_names`` and ``http_server``.
+- The network: ``network`` and ``host_names``.
 - Files and names: ``folder``, ``named_files``, ``users_files``, ``inotify`` and ``sysfs``; the
   variables in ``own_variables`` and ``rank_variables``; plug-ins in ``entry_points``, and
   ``exclusion`` of a node.

@@ -90,14 +90,12 @@ class Mask:
         for word in words:
             is_option = before.startswith("-") and "=" not in before
             is_value = is_option and is_secret(before) and not word.startswith("-")
-            shown.append(MASK if is_value else self._word(word))
+            name, equals, _ = word.partition("=")
+            masked = f"{name}={MASK}" if equals and is_secret(name) else self.text(word)
+            shown.append(MASK if is_value else masked)
             before = word
         return tuple(shown)
 
     def rows(self, rows: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
         """Return the (option, value, source) rows with secrets masked in the values."""
         return tuple((option, self.text(value), source) for option, value, source in rows)
-
-    def _word(self, word: str) -> str:
-        name, equals, _ = word.partition("=")
-        return f"{name}={MASK}" if equals and is_secret(name) else self.text(word)

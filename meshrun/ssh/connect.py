@@ -125,13 +125,13 @@ class Connector:
             return False
         session.close()
         self._busy[session.number] = why
-        self._pool.reactor.call_later(wait_s, partial(self._reopen, session))
-        return True
 
-    def _reopen(self, before: HostSession) -> None:
-        session = self.open_session(before.number)
-        session.began = before.began
-        self._pool.sessions[before.number] = session
+        def reopen() -> None:
+            again = self._pool.sessions[session.number] = self.open_session(session.number)
+            again.began = session.began
+
+        self._pool.reactor.call_later(wait_s, reopen)
+        return True
 
     def _check_distinct(self) -> None:
         """Check that no machine answers under two names."""

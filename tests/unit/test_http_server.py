@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshrun.host.http_server import HttpServer, Response
 from meshrun.host.reactor import Reactor
+from meshrun.report.metrics import HttpServer, Response
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 SLOW = 100
