@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from meshrun import __version__
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, with_hosts
@@ -210,9 +209,7 @@ class PlayedLaunch:
         self._wakes = os.pipe()
         try:
             for _ in range(3):
-                run = controller.Controller(
-                    request, ["x.py"], version=__version__, excluded=excluded
-                )
+                run = controller.Controller(request, ["x.py"], excluded=excluded)
                 try:
                     return f"code {run.run()}"
                 except FirstLost as error:

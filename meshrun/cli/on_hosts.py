@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 
-from meshrun import __version__
 from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError, exit_code_of
 from meshrun.host.descriptors import note
@@ -45,7 +44,7 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     losses: list[float] = []
     excluded: dict[str, str] = {}
     while True:
-        controller = Controller(request, words, version=__version__, excluded=excluded)
+        controller = Controller(request, words, excluded=excluded)
         try:
             return _run(controller, options.report)
         except FirstLost:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.console.outlet import last_read_s
 from meshrun.errors import InternalError, RendezvousError
@@ -50,19 +51,13 @@ class StoppedBySignal(Exception):
 
 
 class Connector:
-    """Starts an agent on every host, but no launcher yet.
+    """Starts an agent on every host, which must have our version of meshrun, but no launcher."""
 
-    Every host must have the same ``version`` of meshrun.
-    """
-
-    def __init__(
-        self, request: LaunchRequest, pool: HostPool, policy: HostPolicy, *, version: str
-    ) -> None:
+    def __init__(self, request: LaunchRequest, pool: HostPool, policy: HostPolicy) -> None:
         if request.remote is None:
             raise InternalError("no hosts to launch on")
         self._request, self._remote, self._pool = request, request.remote, pool
-        self._policy, self._version = policy, version
-        self._start = find_starter(self._remote)
+        self._policy, self._start = policy, find_starter(self._remote)
         self._busy: dict[int, HostFailure] = {}
         """The last failure of each host that is retried."""
 
@@ -166,7 +161,7 @@ class Connector:
         session.greet(
             Hello(
                 nonce=session.nonce,
-                version=self._version,
+                version=__version__,
                 path=[
                     absolute(path)
                     for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)

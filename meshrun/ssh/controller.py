@@ -43,12 +43,7 @@ class Controller:
     """
 
     def __init__(
-        self,
-        request: LaunchRequest,
-        words: Sequence[str],
-        *,
-        version: str,
-        excluded: dict[str, str],
+        self, request: LaunchRequest, words: Sequence[str], *, excluded: dict[str, str]
     ) -> None:
         self._request, self._words, self._excluded = request, words, excluded
         self._env = {
@@ -62,7 +57,7 @@ class Controller:
         )
         self._pool = HostPool(self._signals, shutdown_timeout_s=request.shutdown_timeout_s)
         self._policy = ELASTIC if request.rendezvous.is_elastic else FIXED
-        self._connector = Connector(request, self._pool, self._policy, version=version)
+        self._connector = Connector(request, self._pool, self._policy)
         self._sessions, self._console = self._pool.sessions, self._pool.console
         self._retry = HostRetry(self._connector, self._pool, start=self._start_on)
         self._phase = ControllerPhase.CONNECTING
