@@ -41,9 +41,6 @@ _T = TypeVar("_T")
 def detect_step(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a task that ``srun`` started; ``None`` otherwise.
 
-    Raises:
-        UsageError: If a variable is invalid.
-
     Source:
         srun(1), output environment variables; Slurm 22.05 for when each is set.
     """
@@ -106,11 +103,7 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
 
 
 def detect_shell(here: Surroundings) -> ClusterFacts | None:
-    """Return the facts of a shell or batch script of a job that is not a task; else ``None``.
-
-    Raises:
-        UsageError: If a variable is invalid.
-    """
+    """Return the facts of a shell or batch script of a job that is not a task; else ``None``."""
     env = here.env
     job = env.get("SLURM_JOB_ID")
     why = _why_no_task(here) if job else None

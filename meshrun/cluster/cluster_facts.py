@@ -121,16 +121,8 @@ def facts_of_node(
 ) -> ClusterFacts:
     """Return the facts of a node, or of a task on it, with a port if the job has an id.
 
-    Args:
-        system: Name of the system.
-        evidence: How it was recognized.
-        job_id: An id of the job, the same on every node.
-        node_rank: Index of this node.
-        nnodes: Number of nodes; by default that of ``hosts``, if any.
-        hosts: The hosts in node order.
-        coordinator: Names or addresses of the coordinator, node 0, without those that are empty; by
-            default the first host.
-        port: The system's own port, if it chooses one.
+    ``nnodes`` is by default the number of ``hosts``, if any, and ``coordinator`` the first of them;
+    names and addresses in it that are empty are left out. ``port`` is the system's own one, if any.
     """
     return ClusterFacts(
         system=system,

@@ -52,14 +52,9 @@ pods, every TrainJob and JobSet consists of Indexed Jobs, and a shell is outermo
 
 
 def detect_cluster(here: Surroundings, plug_ins: Iterable[Detector] = ()) -> ClusterFacts | None:
-    """Return the facts of the scheduler or launcher that started this process.
+    """Return the facts of the system that started this process; ``None`` if none is recognized.
 
-    Args:
-        here: The surroundings of this process.
-        plug_ins: Additional detectors, which come first.
-
-    Returns:
-        The facts, or ``None`` if no system is recognized.
+    ``plug_ins`` are additional detectors, which come first.
 
     Raises:
         UsageError: If a variable of the innermost system is invalid, or that system started only

@@ -39,9 +39,8 @@ _PEERS_TAKE_S = 60.0
 def detect_here(*, collective: bool) -> ClusterFacts | None:
     """Return the facts of the scheduler or launcher that started this process.
 
-    Args:
-        collective: Whether every process of the job calls this function, so that they may exchange
-            what the system does not provide.
+    It is ``collective`` if every process of the job calls it, so that they may exchange what the
+    system does not provide.
 
     Raises:
         UsageError: If a variable or a plug-in is invalid.

@@ -259,8 +259,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int] | None:
 class Lookup:
     """A lookup of a name in a process of its own, as a resolver may take many seconds.
 
-    Args:
-        answered: Called with the addresses and, if there are none, the reason.
+    ``answered`` is called with the addresses and, if there are none, the reason.
     """
 
     def __init__(

@@ -239,13 +239,10 @@ class HostRetry:
         self._is_closed = False
 
     def add(self, session: HostSession, why: HostFailure, *, report: bool = True) -> None:
-        """Continue without a host, and retry it later.
+        """Continue without a host, whose connection is closed, and retry it later.
 
-        Args:
-            session: Its connection, which is closed.
-            why: What is wrong.
-            report: Whether to print a note at once rather than at the next attempt, which does not
-                happen if the launch is ending: its launchers exit one after the other.
+        A ``report`` is a note at once rather than at the next attempt, which does not happen if the
+        launch is ending: its launchers exit one after the other.
         """
         session.close()
         if not self._is_closed:
