@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import selectors
@@ -32,6 +33,7 @@ from meshrun.host.processes import (
     signals_blocked,
 )
 from meshrun.host.reactor import Reactor
+from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol import codec
 from meshrun.protocol.rank_end import RankExited
@@ -65,6 +67,11 @@ from meshrun.zygote.store import Guard, run_store
 _EXIT_TAKES_S = 0.5
 """How long helper processes of ranks may take to exit by themselves."""
 _CHECK_LAUNCHER_EVERY_S = 0.5
+_HINTS = {
+    errno.ENOEXEC: "the file of a command begins with a line such as `#!/bin/sh`",
+    errno.ENOENT: "the first line of the file names an interpreter that does not exist",
+}
+"""What to try if a command that exists cannot be executed."""
 
 
 class ZygoteServer:
@@ -266,8 +273,9 @@ class ZygoteServer:
             what = f"cannot use `{error.filename}`" if error.filename else "cannot start"
             note(f"{what}: {error.strerror}")
             os._exit(HostError.exit_code)
-        reason = error.strerror or str(error)
-        send(self._control, StartFailed(rank=rank, error=reason, at_ns=time.monotonic_ns()))
+        reason, hint = error.strerror or str(error), _HINTS.get(error.errno or 0, TOO_FEW_PROCESSES)
+        now_ns = time.monotonic_ns()
+        send(self._control, StartFailed(rank=rank, error=reason, hint=hint, at_ns=now_ns))
 
     def _end_negotiation(self) -> None:
         _kill_child(self._negotiation_pid)

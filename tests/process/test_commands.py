@@ -90,6 +90,19 @@ def test_another_interpreter_that_cannot_be_run(
     assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize("text", ["echo $RANK\n", "#!/no/such/sh\n"])
+def test_a_command_that_the_kernel_cannot_execute(
+    text: str, tmp_path: Path, fake_torch: object
+) -> None:
+    """The hint concerns the file's first line, and no limits of the machine."""
+    ours = run_meshrun("--no-python", executable(tmp_path, text))
+
+    assert ours.returncode == 71
+    assert "rank 0 could not be started" in ours.stderr
+    assert "line" in ours.stderr.partition("hint: ")[2]
+    assert "ulimit" not in ours.stderr
+
+
 @pytest.mark.parametrize("options", [[], ["--hosts", "localhost"]])
 def test_another_interpreter(options: list[str], tmp_path: Path, fake_torch: object) -> None:
     """PYTHON_EXEC names the interpreter; the arguments stay as they are."""
