@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with, returncode
-from meshrun.cli.option import COMMAND_LINE
-from meshrun.cli.options import CONTROLLER_OPTIONS, PET, Options, forget_variables
+from meshrun.cli.option import COMMAND_LINE, PET
+from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host import rank_variables as var

@@ -1,21 +1,28 @@
-"""An option: a typed row of the table, which parses its own value."""
+"""An option: a typed row of the table, which parses its own value; and what was given of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
-from meshrun.cli.words import CommandLine
+from meshrun.cli.words import CommandLine, nearest
 from meshrun.errors import UsageError
+from meshrun.host import rank_variables as var
+from meshrun.host.own_variables import BETWEEN_LAUNCHERS, USER_VARIABLES
 from meshrun.plan.parse import parse_choice
 from meshrun.wording import flag_of
 
+PET = "PET"
+"""Prefix of the variables of torchrun's own options."""
 COMMAND_LINE = "command line"
 """The source of an option that was typed; any other source is an environment variable."""
 
+_PET_CUTOFF = 0.8
+"""How similar to an option a ``PET_`` name must be: other programs use that prefix, too."""
+_SERVICE = "_SERVICE_HOST"
 _T = TypeVar("_T")
 
 
@@ -188,3 +195,41 @@ class ParsedOptions:
     def value(self, row: Option[_T]) -> _T:
         """Return the value of a row."""
         return row.__get__(self, type(self))
+
+    def unknown_variables(self) -> Iterator[str]:
+        """Yield a note for each variable that looks like one of meshrun's but is unknown.
+
+        A launch inside a rank yields none, as the outer launch has reported them.
+        """
+        if var.GENERATION in self.env:
+            return
+        rows = self.rows()
+        known = {*(row.variable for row in rows), *USER_VARIABLES, *BETWEEN_LAUNCHERS}
+        unknown = sorted(
+            name for name in self.env if name.startswith(("MESHRUN_", "PET_")) and name not in known
+        )
+        if not unknown:
+            return
+        # Kubernetes sets some in each pod for a service, such as one named meshrun.
+        services = [name.removesuffix(_SERVICE) for name in unknown if name.endswith(_SERVICE)]
+        starts = tuple(f"{service}_{end}" for service in services for end in ("SERVICE_", "PORT"))
+        for name in unknown:
+            suggestion = _suggestion(name, rows)
+            if not name.startswith(starts) and (suggestion or not name.startswith(PET)):
+                yield f"unknown environment variable {name}{suggestion}"
+
+
+def _suggestion(name: str, rows: Sequence[Option[object]]) -> str:
+    """Return what to set or to type instead, if anything is similar."""
+    family, _, rest = name.partition("_")
+    if family == PET:
+        instead = {row.flag: row.variable for row in rows if row.variable}
+    else:
+        instead = {row.flag: row.variable or row.flag for row in rows}
+        instead |= {flag_of(other.partition("_")[2]): other for other in USER_VARIABLES}
+    near = nearest(flag_of(rest), instead, most=1, cutoff=_PET_CUTOFF if family == PET else 0.7)
+    if not near:
+        return ""
+    if instead[near[0]] == near[0]:
+        return f"; {near[0]} has no variable, pass it on the command line"
+    return f"; did you mean {instead[near[0]]}?"

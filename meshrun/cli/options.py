@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
-from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
+from meshrun.cli.option import PET, OneOf, Option, ParsedOptions, Repeated, Switch
 from meshrun.plan import choices
 from meshrun.plan.device import COUNTED, check_device_type
 from meshrun.plan.hardware import parse_gpus
@@ -43,8 +43,6 @@ from meshrun.wording import either
 if TYPE_CHECKING:
     from meshrun.layout.placing import Place
 
-PET = "PET"
-"""Prefix of the variables of torchrun's own options."""
 GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 MESH = "Mesh"

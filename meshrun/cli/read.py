@@ -15,17 +15,17 @@ from msgspec.structs import replace
 from meshrun.cli.option import Option
 from meshrun.cli.options import GRACE_VARIABLE, HOST_OPTIONS, TEMPLATE_VARIABLE, Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
-from meshrun.cli.variables import check_variables, unknown_variables
 from meshrun.cli.words import CommandLine
 from meshrun.errors import SpecError, UsageError
 from meshrun.host import rank_variables as var
 from meshrun.host.folder import is_in_private
+from meshrun.host.own_variables import SWITCHES
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.choices import STOP_SIGNALS, Prefix, StartMethod
 from meshrun.plan.group_options import parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
-from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
+from meshrun.plan.parse import parse_flag, parse_seconds, split_words, unknown_signal
 from meshrun.plan.rank_program import BASE, PYTHON_EXEC, Program
 from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import (
@@ -56,7 +56,11 @@ def check_other_options(options: Options) -> None:
     """
     _require(options, Options.submit, Options.submit_arg, Options.submit_patch, Options.image)
     _ = options.monitor_interval, options.exit_barrier_timeout, options.format
-    check_variables(options)
+    for row in options.rows():
+        if options.in_variable(row):
+            options.value(row)  # even if it is not used
+    for name in SWITCHES:
+        parse_flag(options.env.get(name, ""), name)
 
 
 def _require(options: Options, needed: Option[Any], *rows: Option[Any]) -> None:
@@ -339,7 +343,7 @@ def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
             yield f"{TEMPLATE_VARIABLE}: {why}"
     if options.warm and var.GENERATION in options.env:
         yield "--warm has no effect inside a rank: what a launch starts there ends with it"
-    yield from unknown_variables(options.env)
+    yield from options.unknown_variables()
 
 
 def _mesh(options: Options) -> MeshSpec | None:

@@ -11,7 +11,6 @@ import pytest
 import meshrun
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_other_options
-from meshrun.cli.variables import unknown_variables
 from meshrun.errors import UsageError
 from meshrun.host import rank_variables
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS, USER_VARIABLES
@@ -27,6 +26,11 @@ def from_variables(env: dict[str, str]) -> Options:
         row.name: (env[row.variable],) if row.repeats else env[row.variable] for row in rows
     }
     return Options(texts, {row.name: str(row.variable) for row in rows}, env)
+
+
+def unknown(env: dict[str, str]) -> list[str]:
+    """Return the notes on variables of which meshrun knows nothing."""
+    return list(Options({}, {}, env).unknown_variables())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def from_variables(env: dict[str, str]) -> Options:
 )
 def test_an_unknown_name_is_reported(name: str, hint: str | None) -> None:
     """Names with PET_ may be another program's, so only those like an option's are reported."""
-    found = list(unknown_variables({name: "1", "PATH": "/bin"}))
+    found = unknown({name: "1", "PATH": "/bin"})
 
     assert found == ([] if hint is None else [f"unknown environment variable {name}{hint}"])
 
@@ -64,14 +68,14 @@ def test_an_unknown_name_is_reported(name: str, hint: str | None) -> None:
 def test_a_launch_inside_a_rank_reports_none() -> None:
     """The outer launch has reported the user's, and set the others."""
     env = {"MESHRUN_MISH": "2", "MESHRUN_RUN_ID": "x", "MESHRUN_GENERATION": "0"}
-    assert list(unknown_variables(env)) == []
+    assert unknown(env) == []
 
 
 def test_variables_of_a_kubernetes_service_are_not_reported() -> None:
     """Each pod has those of all services, whatever their names."""
     ours = {"MESHRUN_UI_SERVICE_HOST", "MESHRUN_UI_SERVICE_PORT_HTTP", "MESHRUN_UI_PORT_80_TCP"}
-    assert list(unknown_variables(dict.fromkeys(ours, "1"))) == []
-    found = list(unknown_variables(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
+    assert unknown(dict.fromkeys(ours, "1")) == []
+    found = unknown(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1"))
     assert found == [
         "unknown environment variable MESHRUN_MASTER_PORT; did you mean PET_MASTER_PORT?"
     ]
