@@ -9,6 +9,8 @@ import termios
 import time
 from collections.abc import Callable, Hashable, Sequence
 
+from msgspec import Struct
+
 from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel_block
 from meshrun.console.lines import LineAssembler, Piece, Prefix, as_json_lines
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
@@ -34,20 +36,18 @@ _STATES_EVERY_NS = 10_000_000_000
 _RECENT_BYTES = 4096
 
 
-class RankStream:
+class RankStream(Struct, eq=False):
     """One of the two streams of a rank, on its way to an outlet."""
 
-    def __init__(
-        self, outlet: Outlet, prefix: Prefix, *, may_prompt: bool = False, **fields: object
-    ) -> None:
-        self.outlet, self.may_prompt = outlet, may_prompt
-        self.lines = LineAssembler(prefix)
-        self.begun_ns = 0
-        """When the line began that has not ended."""
-        self.shown = b""
-        """What was shown of it."""
-        self.fields = fields
-        """Fields of each line in JSON, beside its text."""
+    outlet: Outlet
+    lines: LineAssembler
+    may_prompt: bool = False
+    begun_ns: int = 0
+    """When the line began that has not ended."""
+    shown: bytes = b""
+    """What was shown of it."""
+    fields: dict[str, object] = {}
+    """Fields of each line in JSON, beside its text."""
 
 
 class Console:
@@ -103,10 +103,11 @@ class Console:
             text = b"" if callable(prefix) else prefix
             label = text.decode(errors="replace").strip("[] ")
             stream = "stderr" if to_stderr else "stdout"
-            return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
+            fields = {"source": "rank", "rank": rank, "label": label, "stream": stream}
+            return RankStream(outlet, LineAssembler(), fields=fields)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = colored(prefix, rank)
-        return RankStream(outlet, prefix, may_prompt=may_prompt)
+        return RankStream(outlet, LineAssembler(prefix), may_prompt)
 
     # ---- in --------------------------------------------------------------------------------
 

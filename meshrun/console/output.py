@@ -61,12 +61,6 @@ class _Source(Struct, eq=False):
         """Whether it is a pipe, not a file."""
         return self.path is None
 
-    def count_unread(self) -> int:
-        """Return how many bytes there are to read; negative if a file was truncated."""
-        if self.is_pipe:
-            return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-        return os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
-
 
 class Output:
     """All streams of the ranks of this node; ``printed`` is called with a rank that printed."""
@@ -331,7 +325,7 @@ class Output:
         size = size or self._read_size
         try:
             data = os.read(source.fd, size)
-            if not data and source.count_unread() < 0:
+            if not data and self._count_unread(source) < 0:
                 os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
                 data = os.read(source.fd, size)
         except BlockingIOError:
@@ -344,8 +338,12 @@ class Output:
         return data
 
     def _count_unread(self, source: _Source) -> int:
+        """Return how many bytes there are to read; negative if a file was truncated."""
         try:
-            return source.count_unread()
+            if source.is_pipe:
+                unread = fcntl.ioctl(source.fd, termios.FIONREAD, bytes(4))
+                return int.from_bytes(unread, sys.byteorder)
+            return os.fstat(source.fd).st_size - os.lseek(source.fd, 0, os.SEEK_CUR)
         except OSError as error:
             self._note_unreadable(source, error)
             return 0
@@ -460,7 +458,7 @@ class Output:
         left = self._console.drop_waiting()
         for source in list(self._sources):
             is_lost = source.is_pipe and source.stream is not None
-            left += source.count_unread() if is_lost else 0
+            left += self._count_unread(source) if is_lost else 0
             self._close(source)
         return left
 

@@ -8,25 +8,12 @@ from math import ceil
 
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
+from meshrun.report import svg_style as svg
 from meshrun.report.svg_geometry import (
     MARGIN,
     Cells,
     Sheet,
     arrange,
-)
-from meshrun.report.svg_style import (
-    CATEGORIES,
-    PLAIN,
-    Drawing,
-    color_class,
-    corners,
-    dot,
-    line,
-    number,
-    rect,
-    style_sheet,
-    text,
-    words,
 )
 from meshrun.wording import count, plural, use_dim
 
@@ -79,7 +66,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     """
     sheet = arrange(layout, HEAD + (0 if color_dim is None else _KEY) + 8)
     is_grid = sheet.arrangement == "grid"
-    drawing = Drawing()
+    drawing = svg.Drawing()
     drawing.right = sheet.right
     if color_dim is not None:
         _add_color_key(drawing, layout, color_dim)
@@ -100,10 +87,10 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
 
 
 def page(
-    head: str, description: str, drawing: Drawing, *, bottom: float, more_styles: str = ""
+    head: str, description: str, drawing: svg.Drawing, *, bottom: float, more_styles: str = ""
 ) -> str:
     """Return a drawing as an SVG with a heading, in whole pixels."""
-    heading = Drawing()
+    heading = svg.Drawing()
     heading.text(MARGIN, HEAD - 8, head, "head")
     width, height = ceil(max(heading.right, drawing.right) + MARGIN), ceil(bottom + MARGIN)
     elements = "\n".join((*heading.elements, *drawing.elements))
@@ -112,9 +99,9 @@ def page(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
             f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-            f"<title>{words(head)}</title>",
-            f"<desc>{words(description)}</desc>",
-            style_sheet(colors) + more_styles,
+            f"<title>{svg.words(head)}</title>",
+            f"<desc>{svg.words(description)}</desc>",
+            svg.style_sheet(colors) + more_styles,
             '<rect class="page" width="100%" height="100%"/>',  # some viewers have a black page
             elements,
             "</svg>\n",
@@ -164,22 +151,22 @@ def _omissions(layout: Layout, sheet: Sheet) -> list[str]:
 
 def _key_indexes(size: int) -> list[int]:
     """Return the indexes that the key shows."""
-    if size <= len(CATEGORIES):
+    if size <= len(svg.CATEGORIES):
         return list(range(size))
     shown = min(size, RAMP_SWATCHES)
     return [round(step * (size - 1) / (shown - 1)) for step in range(shown)]
 
 
-def _add_color_key(drawing: Drawing, layout: Layout, dim: int) -> None:
+def _add_color_key(drawing: svg.Drawing, layout: Layout, dim: int) -> None:
     size = layout.sizes[dim]
     y = HEAD + _KEY / 2
-    each = size <= len(CATEGORIES)
+    each = size <= len(svg.CATEGORIES)
     x = drawing.text(MARGIN, y + 4, f"color: index in {layout.dim_labels[dim]}", "soft") + 8
     if not each:
         x = drawing.text(x, y + 4, "0", "soft") + 4
     for index in _key_indexes(size):
-        swatch = rect(x, y - 7, SWATCH, SWATCH, ' rx="2"')
-        drawing.add(f'<g class="cell {color_class(index, size)}">{swatch}</g>')
+        swatch = svg.rect(x, y - 7, SWATCH, SWATCH, ' rx="2"')
+        drawing.add(f'<g class="cell {svg.color_class(index, size)}">{swatch}</g>')
         x += SWATCH
         if each:
             x = drawing.text(x + 4, y + 4, str(index), "soft") + 8
@@ -192,18 +179,18 @@ def _add_color_key(drawing: Drawing, layout: Layout, dim: int) -> None:
 
 def _frames(sheet: Sheet) -> Iterator[str]:
     for frame in sheet.frames:
-        yield rect(frame.x, frame.y, frame.width, frame.height, ' class="frame" rx="10"')
-        yield text(frame.x + 8, frame.y + 14, f"domain {frame.number}", "soft")
+        yield svg.rect(frame.x, frame.y, frame.width, frame.height, ' class="frame" rx="10"')
+        yield svg.text(frame.x + 8, frame.y + 14, f"domain {frame.number}", "soft")
 
 
 def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str]:
     """Yield a labeled box for each node, with the titles of nodes that have one."""
     for box in sheet.boxes:
-        frame = rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
+        frame = svg.rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
         title = (titles or {}).get(box.number)
-        yield frame if title is None else f"<g><title>{words(title)}</title>{frame}</g>"
+        yield frame if title is None else f"<g><title>{svg.words(title)}</title>{frame}</g>"
         middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
-        yield text(box.x + 8, box.y + middle, f"node {box.number}", "soft")
+        yield svg.text(box.x + 8, box.y + middle, f"node {box.number}", "soft")
 
 
 def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]:
@@ -215,9 +202,9 @@ def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]
             where = ", ".join(f"{name}={index}" for name, index in pairs)
             title = f"rank {rank}: node {box.number}, local rank {layout.local_rank(rank)}"
             title += f"; {where}" if where else ""
-            color = PLAIN
+            color = svg.PLAIN
             if color_dim is not None:
-                color = color_class(coordinate[color_dim], layout.sizes[color_dim])
+                color = svg.color_class(coordinate[color_dim], layout.sizes[color_dim])
             corner, detail = sheet.cells.corners[rank], ",".join(map(str, coordinate))
             yield cell(sheet.cells, corner, color, title, label=rank, detail=detail)
     yield "</g>"
@@ -228,16 +215,16 @@ def cell(
 ) -> str:
     """Return the cell of a rank, with a detail below its label if there is room."""
     (x, y), half = corner, cells.height / 2
-    middle = number(x + cells.width / 2)
+    middle = svg.number(x + cells.width / 2)
     baseline, below = half + (4.6 if cells.detailed else 3.2), ""
     if cells.detailed and detail:
         baseline = half - 2
-        below = f'<text class="at" x="{middle}" y="{number(y + half + 11)}">{detail}</text>'
-    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
+        below = f'<text class="at" x="{middle}" y="{svg.number(y + half + 11)}">{detail}</text>'
+    size = f'width="{svg.number(cells.width)}" height="{svg.number(cells.height)}" rx="3"'
     return (
-        f'<g class="cell {name}"><title>{words(title)}</title>'
-        f'<rect x="{number(x)}" y="{number(y)}" {size}/>'
-        f'<text x="{middle}" y="{number(y + baseline)}">{label}</text>{below}</g>'
+        f'<g class="cell {name}"><title>{svg.words(title)}</title>'
+        f'<rect x="{svg.number(x)}" y="{svg.number(y)}" {size}/>'
+        f'<text x="{middle}" y="{svg.number(y + baseline)}">{label}</text>{below}</g>'
     )
 
 
@@ -245,7 +232,7 @@ def cell(
 
 
 def _add_legend(
-    drawing: Drawing, layout: Layout, sheet: Sheet, dims: Sequence[str], top: float
+    drawing: svg.Drawing, layout: Layout, sheet: Sheet, dims: Sequence[str], top: float
 ) -> None:
     """Add a row for each dim, fastest first: a sample of its groups, and how many cross nodes."""
     styles = _outline_styles(layout) if sheet.arrangement == "grid" else {}
@@ -256,11 +243,11 @@ def _add_legend(
             sample = _outline(name, MARGIN + 3, y - 11, 26, 14)
             drawing.add(f'<g class="marks"><g class="{name}">{sample}</g></g>')
         elif layout.sizes[dim] == 1:
-            drawing.add(f'<g class="in">{dot(MARGIN + _SAMPLE / 2, y - 4)}</g>')
+            drawing.add(f'<g class="in">{svg.dot(MARGIN + _SAMPLE / 2, y - 4)}</g>')
         elif sheet.arrangement != "grid":
             first, last = MARGIN + 3, MARGIN + _SAMPLE
-            ends = dot(first, y - 4) + dot(last, y - 4)
-            drawing.add(f'<g class="{name}">{line(first, y - 4, last, y - 4)}{ends}</g>')
+            ends = svg.dot(first, y - 4) + svg.dot(last, y - 4)
+            drawing.add(f'<g class="{name}">{svg.line(first, y - 4, last, y - 4)}{ends}</g>')
         drawing.text(MARGIN + _SAMPLE + 10, y, dims[dim])
 
 
@@ -282,8 +269,8 @@ def _outline_styles(layout: Layout) -> dict[int, str]:
 def _outline(style: str, x: float, y: float, width: float, height: float) -> str:
     """Return a rectangle, or its corners for the second dim among those within nodes."""
     if style == "in second":
-        return corners(x, y, width, height)
-    return rect(x, y, width, height, ' rx="4"')
+        return svg.corners(x, y, width, height)
+    return svg.rect(x, y, width, height, ' rx="4"')
 
 
 def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
@@ -291,7 +278,7 @@ def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
     for place, (dim, style) in enumerate(_outline_styles(layout).items()):
         drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.cells.corners]
         about = f"{layout.dim_labels[dim]}: group of rank 0"
-        yield f'<g class="marks"><g class="{style}"><title>{words(about)}</title>'
+        yield f'<g class="marks"><g class="{style}"><title>{svg.words(about)}</title>'
         for rank in drawn[1:] if place else drawn:  # rank 0 is in all of these groups
             x, y = sheet.cells.corners[rank]
             width, height = sheet.cells.width + 3, sheet.cells.height + 3
@@ -300,6 +287,6 @@ def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
     if sheet.gap is not None:
         x, y = sheet.gap
         yield "".join(
-            f'<circle class="dot" cx="{number(x + 9 * at)}" cy="{number(y)}" r="2.2"/>'
+            f'<circle class="dot" cx="{svg.number(x + 9 * at)}" cy="{svg.number(y)}" r="2.2"/>'
             for at in (-1, 0, 1)
         )

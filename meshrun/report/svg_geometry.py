@@ -17,14 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from meshrun.layout import Layout
-from meshrun.report.svg_style import (
-    dot,
-    line,
-    shorten_label,
-    text,
-    width_of,
-    words,
-)
+from meshrun.report import svg_style as svg
 from meshrun.wording import count, plural
 
 MARGIN = 16.0
@@ -135,10 +128,10 @@ def arrange(layout: Layout, top: float) -> Sheet:
 def _cells(layout: Layout) -> Cells:
     last = layout.world_size - 1
     if layout.world_size > _DETAILED:
-        return Cells(False, max(20.0, width_of(str(last), 9) + 5), 16.0)
-    widest = width_of(",".join(str(size - 1) for size in layout.sizes), 9)
+        return Cells(False, max(20.0, svg.width_of(str(last), 9) + 5), 16.0)
+    widest = svg.width_of(",".join(str(size - 1) for size in layout.sizes), 9)
     height = 36.0 if layout.sizes else 30.0
-    return Cells(True, max(36.0, width_of(str(last), 13) + 10, widest + 8), height)
+    return Cells(True, max(36.0, svg.width_of(str(last), 13) + 10, widest + 8), height)
 
 
 # ---- domains -------------------------------------------------------------------------------
@@ -183,7 +176,7 @@ def _in_line(layout: Layout, top: float) -> Sheet:
             x += 2 * _PAD if node else _PAD
         ranks = layout.ranks_of_node(node)
         inner, height = cells.extent(len(ranks), len(ranks))
-        width = max(inner, width_of(f"node {node}", 11)) + 2 * _PAD
+        width = max(inner, svg.width_of(f"node {node}", 11)) + 2 * _PAD
         sheet.boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
         cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
@@ -198,15 +191,15 @@ def _in_line(layout: Layout, top: float) -> Sheet:
     }
     for rank, end in sorted(ends.items()):
         x, y = cells.middle(rank), cells.corners[rank][1] + cells.height
-        sheet.lines.append(line(x, y, x, end, "guide"))
+        sheet.lines.append(svg.line(x, y, x, end, "guide"))
     for dim, start in starts.items():
         sheet.lines += _lane(layout.dim_labels[dim], found[dim], cells, MARGIN, start)
     return sheet
 
 
 def _lane_label_width(layout: Layout, found: Mapping[int, Sequence[Line]]) -> float:
-    labels = [shorten_label(layout.dim_labels[dim]) for dim, lines in found.items() if lines]
-    return max((width_of(label, 12) + 10 for label in labels), default=0.0)
+    labels = [svg.shorten_label(layout.dim_labels[dim]) for dim, lines in found.items() if lines]
+    return max((svg.width_of(label, 12) + 10 for label in labels), default=0.0)
 
 
 def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[dict[int, float], float]:
@@ -230,7 +223,7 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     by_node = [{dim: _lines_of_ranks(layout, dim, ranks) for dim in dims} for ranks in nodes]
     found = {dim: [line for lines in by_node for line in lines[dim]] for dim in dims}
     bundles = {dim: across for dim in reversed(dims) if (across := _lines_of_nodes(layout, dim))}
-    names = width_of(f"node {layout.nnodes - 1}", 11) + 12
+    names = svg.width_of(f"node {layout.nnodes - 1}", 11) + 12
     around = _PAD if domains else 0
     left = MARGIN + around
     cells_at = left + _PAD + max(names, _lane_label_width(layout, found))
@@ -264,7 +257,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     fullest = max(len(ranks) for ranks in ranks_of.values())
     per_row = 8 if fullest <= 64 else 16 if fullest <= 256 else 32
     inner, inner_height = cells.extent(fullest, per_row)
-    width = max(inner, width_of(f"node {layout.nnodes - 1}", 11)) + 2 * _PAD
+    width = max(inner, svg.width_of(f"node {layout.nnodes - 1}", 11)) + 2 * _PAD
     height = _LABEL + inner_height + _PAD
     groups = _drawn_by_domain(layout, nodes)
     grid = _best_grid(
@@ -411,7 +404,7 @@ def _lane(label: str, lines: Sequence[Line], cells: Cells, x: float, y: float) -
     if not lines:
         return
     middle = y + max(one.track for one in lines) * _TRACK / 2
-    yield text(x, middle + 4, shorten_label(label))
+    yield svg.text(x, middle + 4, svg.shorten_label(label))
     for one in lines:
         level = y + one.track * _TRACK
         yield _joined(one, f"{label}: ranks", [(cells.middle(rank), level) for rank in one.stops])
@@ -431,24 +424,24 @@ def _add_bundles(layout: Layout, sheet: Sheet, bundles: Mapping[int, Sequence[Li
         counts = sorted({one.groups for one in lines})
         shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
         label, groups = layout.dim_labels[dim], f"{shown} group{plural(counts[-1])} each"
-        name = shorten_label(label)
-        elements += [text(x - 3, top + 12, name), text(x - 3, top + 26, groups, "soft")]
+        name = svg.shorten_label(label)
+        elements += [svg.text(x - 3, top + 12, name), svg.text(x - 3, top + 26, groups, "soft")]
         for one in lines:
             at = x + one.track * _BUNDLE_TRACK
             ends.update(dict.fromkeys(one.stops, at))
             what = f"{label}: {count(one.groups, 'group')} on nodes"
             elements.append(_joined(one, what, [(at, middles[node]) for node in one.stops]))
         tracks = max(one.track for one in lines) * _BUNDLE_TRACK
-        sheet.right = x + max(width_of(name, 12), width_of(groups, 11), tracks)
+        sheet.right = x + max(svg.width_of(name, 12), svg.width_of(groups, 11), tracks)
     for box in sheet.boxes:
         if box.number in ends:
             y = middles[box.number]
-            sheet.lines.append(line(box.x + box.width, y, ends[box.number], y, "guide"))
+            sheet.lines.append(svg.line(box.x + box.width, y, ends[box.number], y, "guide"))
     sheet.lines += elements
 
 
 def _joined(one: Line, what: str, places: Sequence[tuple[float, float]]) -> str:
     (x1, y1), (x2, y2) = places[0], places[-1]
-    dots = "".join(dot(x, y) for x, y in places)
+    drawn = svg.line(x1, y1, x2, y2) + "".join(svg.dot(x, y) for x, y in places)
     name, title = "over" if one.crosses else "in", f"{what} {', '.join(map(str, one.stops))}"
-    return f'<g class="{name}"><title>{words(title)}</title>{line(x1, y1, x2, y2)}{dots}</g>'
+    return f'<g class="{name}"><title>{svg.words(title)}</title>{drawn}</g>'
