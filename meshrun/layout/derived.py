@@ -221,14 +221,10 @@ def _add_view(view: View, root: dict[str, Axis], found: dict[str, Axis]) -> None
             found[name] = axis
         elif other.digits != axis.digits:
             whose = "the mesh" if name in root else "another derived dim"
-            raise _error(
-                f"dim `{name}` of view `{view.name}` has groups {_shortened(axis, world_size)},"
-                f" but `{name}` of {whose} has {_shortened(other, world_size)}",
-                text,
-                at,
-                name,
-                "dims with the same name must have the same groups; rename or move this one",
-            )
+            mine, theirs = _shortened(axis, world_size), _shortened(other, world_size)
+            message = f"dim `{name}` of view `{view.name}` has groups {mine}, but `{name}` of"
+            hint = "dims with the same name must have the same groups; rename or move this one"
+            raise _error(f"{message} {whose} has {theirs}", text, at, name, hint)
         at += len(f"{name}={size},")
 
 

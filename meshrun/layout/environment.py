@@ -93,16 +93,13 @@ def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
 
 
 def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
-    has = f"the environment has {ranks}"
-    if mesh.is_inferred:
-        needs = f"{var.MESH} `{mesh}` needs a multiple of {mesh.known_size} ranks"
-        return MeshError(
-            f"{needs}, but {has}", hint="the product of the other sizes must divide it"
-        )
+    needs = count(mesh.known_size, "rank")
     hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
-    return MeshError(
-        f"{var.MESH} `{mesh}` needs {count(mesh.known_size, 'rank')}, but {has}", hint=hint
-    )
+    if mesh.is_inferred:
+        needs = f"a multiple of {mesh.known_size} ranks"
+        hint = "the product of the other sizes must divide it"
+    message = f"{var.MESH} `{mesh}` needs {needs}, but the environment has {ranks}"
+    return MeshError(message, hint=hint)
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:

@@ -175,22 +175,16 @@ def _parse_named(text: str) -> MeshSpec:
 def _not_a_pair(text: str, position: int, item: str) -> SpecError:
     name, colon, size = item.partition(":")
     if colon:
-        return SpecError(
-            "expected `=` between a dim and its size, found `:`",
-            text,
-            position + len(name),
-            hint=_meant(text) or f"write `{name or 'dp'}={size or 2}`",
-        )
-    is_size = _SIZE.fullmatch(item) is not None
-    return SpecError(
-        f"dim of size {item} has no name" if is_size else f"`{item}` has no size",
-        text,
-        position,
-        item,
-        hint="name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
-        if is_size
-        else f"write `{(item if NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
-    )
+        message = "expected `=` between a dim and its size, found `:`"
+        hint = _meant(text) or f"write `{name or 'dp'}={size or 2}`"
+        return SpecError(message, text, position + len(name), hint=hint)
+    if _SIZE.fullmatch(item):
+        message = f"dim of size {item} has no name"
+        hint = "name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
+    else:
+        message = f"`{item}` has no size"
+        hint = f"write `{item if NAME.fullmatch(item) else 'dp'}=2`, or `-1` to infer it"
+    return SpecError(message, text, position, item, hint=hint)
 
 
 def _meant(text: str) -> str | None:
@@ -215,15 +209,11 @@ def _meant(text: str) -> str | None:
 def _parse_sizes(text: str) -> _Sizes:
     names = [name for name in re.split(r"[\s,]+", _QUOTING.sub("", text)) if name]
     if names and all(map(NAME.fullmatch, names)) and names != ["auto"] and not _meant(text):
+        lacks = "no size" if len(names) == 1 else "names but no sizes"
         named, sized = ",".join(f"{name}=2" for name in names), "x".join("2" for _ in names)
-        raise SpecError(
-            f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names but no sizes",
-            text,
-            0,
-            text,
-            hint=f"write `{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` infers"
-            " a size",
-        )
+        unnamed = f"--mesh {sized} --names {','.join(names)}"
+        hint = f"write `{named}`, or `{unnamed}`; `-1` infers a size"
+        raise SpecError(f"`{text}` has {lacks}", text, 0, text, hint=hint)
     if "," in text:
         message, hint = "expected `x` between sizes, found `,`", _meant(text) or _SIZES_HINT
         raise SpecError(message, text, text.index(","), hint=hint)

@@ -242,13 +242,11 @@ def _nodes(plan: LaunchPlan) -> Table:
     layout, hosts = plan.layout, plan.request.hosts
     headers = ("node", *_host("host", hosts), "ranks", "first coordinate", "last coordinate")
     table = new_table(headers, texts=("host",))
-    shown = [*range(min(_FEW, layout.nnodes))]
-    if layout.nnodes > _FEW + 1:
-        shown.append(-1)
-    if layout.nnodes > _FEW:
-        shown.append(layout.nnodes - 1)
+    shown: Sequence[int | None] = range(layout.nnodes)
+    if len(shown) > _FEW + 1:
+        shown = [*range(_FEW), None, layout.nnodes - 1]
     for node in shown:
-        if node < 0:
+        if node is None:
             table.add_row("...", *_host("...", hosts), "...", "...", "...")
             continue
         name = _host(hosts[node] if hosts else "", hosts)

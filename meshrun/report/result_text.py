@@ -79,15 +79,12 @@ def _lines(result: LaunchResult, *, bare: bool) -> Iterator[str]:
             yield ""
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
         yield f"meshrun: {result.stopped_elsewhere or describe_stop(result.signum)}{well}"
-        return
-    if result.broken_program is not None:
+    elif result.broken_program is not None:
         yield result.broken_program.rstrip("\n")
-        return
-    if result.elsewhere:
+    elif result.elsewhere:
         yield f"error: {result.elsewhere}"
         yield "       node 0 has the full report"
-        return
-    if result.trouble is not None:
+    elif result.trouble is not None:
         is_cut_off = isinstance(result.trouble, RendezvousError)
         if is_cut_off and any(map(failed_by_itself, result.failures[:1])):  # no other reports it
             yield from _failed(result, bare=bare)
@@ -95,8 +92,7 @@ def _lines(result: LaunchResult, *, bare: bool) -> Iterator[str]:
         yield render_error(result.trouble, is_end=True)
         if result.no_restart is not None:
             yield f"       not restarted: {result.no_restart}"
-        return
-    if result.failures:
+    elif result.failures:
         yield from _failed(result, bare=bare)
 
 
