@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel_block
 from meshrun.console.lines import LineAssembler, Piece, Prefix, as_json_lines
-from meshrun.console.outlet import Outlet, is_reader_gone, same_file
+from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.host.descriptors import discard_output
 from meshrun.host.printable import printable
 from meshrun.host.process_state import is_foreground
@@ -63,7 +63,7 @@ class Console:
         self._is_json = is_json
         self._host = f"{host}: " if host else ""
         self._out = Outlet(stdout)
-        self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
+        self._err = self._out if os.path.sameopenfile(stdout, stderr) else Outlet(stderr)
         self._partial: dict[RankStream, int] = {}
         """Streams in the middle of a line, and when to look at it (ns)."""
         self._bar: tuple[Hashable, bytes] | None = None

@@ -130,12 +130,6 @@ class Outlet:
             return self._fd
 
 
-def same_file(first: int, second: int) -> bool:
-    """Return whether two descriptors refer to the same terminal, pipe or file."""
-    one, other = os.fstat(first), os.fstat(second)
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-
-
 def is_reader_gone(error: OSError) -> bool:
     """Return whether an error means that the reader of a pipe has closed it, as ``| head`` does."""
     return error.errno in (errno.EPIPE, errno.ECONNRESET)

@@ -136,47 +136,41 @@ class Output:
         shown = self._plan.shown is None or rank.rank in self._plan.shown
         ends = []
         for to_stderr, file in ((False, files.stdout), (True, files.stderr)):
-            copy = self._copy(rank, to_stderr, file.filtered)
             if to_stderr:
                 self._tail.pop(rank.rank, None)
                 self._error_files[rank.rank] = file.path or ""
-            if shown and file.printed:
-                ends.append(self._open_printed(rank, file, to_stderr, copy))
+            is_printed = shown and file.printed
+            if is_printed or (to_stderr and file.path is None):
+                ends.append(self._begin(rank, file, to_stderr, is_printed=is_printed))
             elif file.path is not None:
                 ends.append(open_log(file.path, self._create))
-            elif to_stderr:
-                read_fd, end = _pipe()
-                self._begin_pipe(_Source(rank.rank, to_stderr, read_fd, None, None))
-                ends.append(end)
             else:
                 ends.append(os.open(os.devnull, os.O_WRONLY))
         return ends
 
-    def _open_printed(
-        self, rank: RankPlan, file: StreamFile, to_stderr: bool, copy: LineCopy | None
-    ) -> int:
+    def _begin(self, rank: RankPlan, file: StreamFile, to_stderr: bool, *, is_printed: bool) -> int:
         """Begin to read a stream, and return the rank's end of it."""
         if file.path is not None:
             end = open_log(file.path, self._create)
             read_fd = self._opener(file.path, os.O_RDONLY)
         else:
-            read_fd, end = _pipe()
-        prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
-        may_prompt = rank.local_rank == 0 and os.isatty(0)
-        stream = self._console.stream(
-            rank=rank.rank, prefix=prefix, to_stderr=to_stderr, may_prompt=may_prompt
-        )
+            read_fd, end = os.pipe()
+            os.set_blocking(read_fd, False)
+        stream = copy = None
+        if is_printed:
+            prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
+            may_prompt = rank.local_rank == 0 and os.isatty(0)
+            stream = self._console.stream(
+                rank=rank.rank, prefix=prefix, to_stderr=to_stderr, may_prompt=may_prompt
+            )
+            copy = self._copy(rank, to_stderr, file.filtered)
         source = _Source(rank.rank, to_stderr, read_fd, file.path, stream, copy)
-        if source.is_pipe:
-            self._begin_pipe(source)
-        else:
-            self._sources[source] = self._grown[source] = None
-        return end
-
-    def _begin_pipe(self, source: _Source) -> None:
         self._sources[source] = None
-        if self._reading:
+        if not source.is_pipe:
+            self._grown[source] = None
+        elif self._reading:
             self._register(source)
+        return end
 
     def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:
         logs = self._plan.request.logs
@@ -484,10 +478,3 @@ class Output:
         close_file(source.fd)
         if source.path is not None and source.final_text:
             append_to_log(source.path, source.final_text, self._opener)
-
-
-def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe, of which the first is read without waiting."""
-    read_fd, end = os.pipe()
-    os.set_blocking(read_fd, False)
-    return read_fd, end

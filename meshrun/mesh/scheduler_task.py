@@ -91,37 +91,32 @@ def _rendezvous(facts: ClusterFacts, task: Task) -> dict[str, str]:
         raise MeshError(f"{facts.system} sets no job id", hint=_SET_MASTER)
     port = {} if facts.port is None else {var.MASTER_PORT: str(facts.port)}
     interfaces = own_addresses()
-    if facts.nnodes == 1:
-        return {
-            var.MASTER_ADDR: "127.0.0.1",
-            **port,
-            **interface_variables(interfaces.get("127.0.0.1")),
-        }
-    given = os.environ.get(var.MASTER_ADDR)
-    coordinator, own = _addresses(
-        facts, task, (given,) if given else facts.coordinator, set(interfaces)
-    )
-    if not given and (coordinator is None or own is None):
-        raise _no_address(facts, task)
-    interface = interfaces.get(own) if own else None
-    return {var.MASTER_ADDR: coordinator or "", **port, **interface_variables(interface)}
+    coordinator = own = "127.0.0.1"
+    if facts.nnodes != 1:
+        given = os.environ.get(var.MASTER_ADDR)
+        names = (given,) if given else facts.coordinator
+        coordinator, own = _addresses(facts, task, names, set(interfaces))
+        if not given and not (coordinator and own):
+            raise _no_address(facts, task)
+    interface = interfaces.get(own)
+    return {var.MASTER_ADDR: coordinator, **port, **interface_variables(interface)}
 
 
 def _addresses(
     facts: ClusterFacts, task: Task, coordinator: tuple[str, ...], mine: set[str]
-) -> tuple[str | None, str | None]:
-    """Return the address of node 0 and this machine's address towards it, or ``None`` for each."""
+) -> tuple[str, str]:
+    """Return the address of node 0 and this machine's address towards it, or "" for each."""
     known = [address for name in coordinator for address in resolve(name)]
-    here = next((address for address in known if address in mine), None)
+    here = next((address for address in known if address in mine), "")
     if task.rank == 0 or facts.node_rank == 0:
         others = (address for host in facts.hosts[1:] for address in resolve(host))
-        own = here or next(filter(None, map(own_address_towards, others)), None)
+        own = here or next(filter(None, map(own_address_towards, others)), "")
         return own, own
     # An address that this machine has too, such as a container bridge's, does not lead to node 0.
-    there = next((address for address in known if address not in mine), None)
-    if there is None and facts.node_rank is None:
+    there = next((address for address in known if address not in mine), "")
+    if not there and facts.node_rank is None:
         return here, here  # this machine is node 0
-    return there, own_address_towards(there) if there else None
+    return there, (own_address_towards(there) or "") if there else ""
 
 
 def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
