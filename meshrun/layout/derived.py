@@ -11,16 +11,8 @@ from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.host import rank_variables as var
+from meshrun.layout import spec
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.layout.spec import (
-    INFERRED,
-    NAME,
-    MeshSpec,
-    format_mesh,
-    items_of,
-    parse_mesh,
-    split_texts,
-)
 from meshrun.wording import count, use_dim
 
 _RESERVED = ("rank", "local_rank")
@@ -48,11 +40,11 @@ class View:
     """Another factorization of the mesh's ranks; one size may be ``-1`` to be inferred."""
 
     name: str
-    mesh: MeshSpec
+    mesh: spec.MeshSpec
 
     def __str__(self) -> str:
         """Return the canonical text, the inverse of :func:`parse_view`."""
-        return f"{self.name}:{format_mesh(self.mesh)}"
+        return f"{self.name}:{spec.format_mesh(self.mesh)}"
 
 
 # ---- text ----------------------------------------------------------------------------------
@@ -71,7 +63,7 @@ def parse_flatten(text: str) -> Flatten:
     head, equals, body = text.rpartition("=")
     at = len(head) + len(equals)
     dims: list[str] = []
-    for start, dim in items_of(body, "+"):
+    for start, dim in spec.items_of(body, "+"):
         _check_name(text, at + start, dim, _FLATTEN_HINT)
         if dim in dims:
             raise _error(f"dim `{dim}` appears twice", text, at + start, dim)
@@ -106,7 +98,7 @@ def parse_view(text: str) -> View:
     _check_name(text, len(head) - len(head.lstrip()), name, _VIEW_HINT)
     at = len(head) + 1
     try:
-        mesh = parse_mesh(body)
+        mesh = spec.parse_mesh(body)
     except SpecError as error:
         error.text, error.position, error.option = text, at + error.position, "--view"
         raise
@@ -129,8 +121,8 @@ def parse_derived(
         SpecError: If one cannot be parsed.
     """
     return (
-        tuple(parse_flatten(text) for text in split_texts(flattens)),
-        tuple(parse_view(text) for text in split_texts(views)),
+        tuple(parse_flatten(text) for text in spec.split_texts(flattens)),
+        tuple(parse_view(text) for text in spec.split_texts(views)),
     )
 
 
@@ -147,7 +139,7 @@ def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[s
 
 
 def derive(
-    mesh: MeshSpec, flattens: Iterable[Flatten], views: Iterable[View]
+    mesh: spec.MeshSpec, flattens: Iterable[Flatten], views: Iterable[View]
 ) -> tuple[tuple[View, ...], dict[str, Axis]]:
     """Fit derived dims to a mesh.
 
@@ -179,7 +171,7 @@ def derive(
     return solved, found
 
 
-def _joined(flatten: Flatten, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
+def _joined(flatten: Flatten, mesh: spec.MeshSpec, root: dict[str, Axis]) -> Axis:
     text, at, before = str(flatten), len(flatten.name) + 1, -1
     digits: list[tuple[int, int]] = []
     for dim in flatten.dims:
@@ -199,14 +191,14 @@ def _joined(flatten: Flatten, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
 def _solve_view(view: View, world_size: int) -> View:
     mesh = view.mesh
     if mesh.is_inferred and world_size % mesh.known_size == 0:
-        dim = mesh.sizes.index(INFERRED)
+        dim = mesh.sizes.index(spec.INFERRED)
         return replace(view, mesh=mesh.with_size(dim, world_size // mesh.known_size))
     if mesh.is_inferred or mesh.known_size != world_size:
         workers = count(mesh.known_size, "worker")
         needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
         message = f"view `{view.name}` needs {needs}, but the mesh has {world_size}"
         hint = "choose sizes whose product is the number of ranks; one may be `-1`"
-        raise _error(message, str(view), len(view.name) + 1, format_mesh(mesh), hint)
+        raise _error(message, str(view), len(view.name) + 1, spec.format_mesh(mesh), hint)
     return view
 
 
@@ -236,8 +228,8 @@ def _check_free(text: str, name: str, taken: dict[str, Axis], at: int = 0) -> No
 
 
 def _check_name(text: str, at: int, name: str, hint: str) -> None:
-    if not NAME.fullmatch(name):
-        good = NAME.match(name)
+    if not spec.NAME.fullmatch(name):
+        good = spec.NAME.match(name)
         message = f"`{name}` is not a valid name" if name else "missing name"
         wrong_at = at + (good.end() if good else 0)
         raise _error(message, text, wrong_at, "", _NAME_HINT if name else hint)

@@ -23,12 +23,7 @@ from meshrun.layout.layout import Between
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.rendezvous_options import STATIC
-from meshrun.report.findings import (
-    communicators,
-    describe_domains,
-    describe_spare_workers,
-    find_problems,
-)
+from meshrun.report import findings
 from meshrun.report.page import Page, new_table
 from meshrun.report.plan_json import rank_to_dict
 from meshrun.wording import count, listed, number_ranges
@@ -53,7 +48,7 @@ def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
             parts += ["\nrank at each coordinate", grid]
-        names = communicators(plan.layout, plan.request.groups)
+        names = findings.communicators(plan.layout, plan.request.groups)
         line = f"communicators per rank: {len(names)} ({', '.join(names)})"
         parts += ["\ndims", _dims(plan.layout), line]
     parts += _devices_here(plan)
@@ -77,15 +72,15 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     ranks, nodes = count(layout.world_size, "rank"), count(layout.nnodes, "node")
     yield f"{mesh}: {ranks} on {nodes} {_workers_of_nodes(layout)}"
     if layout.nodes_per_domain:
-        yield f"domains: {describe_domains(layout)}"
+        yield f"domains: {findings.describe_domains(layout)}"
     elif plan.waits_for_domains:
         here = f" (this one is in {plan.domain})" if plan.domain else ""
         yield f"domains: known once all nodes have joined{here}; --intra-domain is checked then"
-    for finding in find_problems(layout):
+    for finding in findings.find_problems(layout):
         yield f"problem: {finding.problem}"
         yield f"         {finding.fix}"
     if plan.spare_workers:
-        yield describe_spare_workers(plan)
+        yield findings.describe_spare_workers(plan)
     if layout.slot_order is not None:
         yield f"placement: ranks fill slots in the order {', '.join(layout.slot_order)}"
         yield "           (code that computes LOCAL_RANK as RANK modulo workers is wrong here)"

@@ -9,13 +9,7 @@ from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError, SpecError
 from meshrun.host.printable import lines
-from meshrun.protocol.rank_end import (
-    LOST_PEER,
-    as_torch_prints,
-    describe_raised,
-    headline,
-    lost_connection,
-)
+from meshrun.protocol import rank_end
 from meshrun.protocol.result import (
     LEFT_EARLY,
     LaunchResult,
@@ -28,7 +22,7 @@ from meshrun.protocol.result import (
 )
 from meshrun.wording import count, listed
 
-_LOST = f"{LOST_PEER} as a consequence"
+_LOST = f"{rank_end.LOST_PEER} as a consequence"
 _STOP_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
 _SIGNAL_HINTS = {
     signal.SIGKILL: "killed from outside; the kernel logged no out-of-memory kill",
@@ -101,7 +95,7 @@ def _failed(result: LaunchResult, *, bare: bool) -> Iterator[str]:
     yield from _others(first, others)
     yield ""
     if traceback := _traceback(first):
-        yield as_torch_prints(traceback, first.rank) if bare else traceback
+        yield rank_end.as_torch_prints(traceback, first.rank) if bare else traceback
         yield ""
     yield from _evidence(first)
     yield f"error: {describe_rank(first)} {describe_rank_end(first)}"
@@ -152,12 +146,12 @@ def describe_rank_end(failure: RankFailure) -> str:
     if failure.raised is None:
         return end
     if failure.raised.kind == "SystemExit":
-        return f"{end}: {headline(failure.raised).removeprefix('SystemExit: ')}"
+        return f"{end}: {rank_end.headline(failure.raised).removeprefix('SystemExit: ')}"
     if failure.raised.kind == "KeyboardInterrupt" and failure.signum == signal.SIGINT:
-        return describe_raised(failure.raised)  # after which Python ends by the signal
+        return rank_end.describe_raised(failure.raised)  # after which Python ends by the signal
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
     end = end if failure.exit_code is None else f"exit code {failure.exit_code}"
-    return f"{describe_raised(failure.raised)}{why}, {end}"
+    return f"{rank_end.describe_raised(failure.raised)}{why}, {end}"
 
 
 def _was_quit(failure: RankFailure) -> bool:
@@ -180,7 +174,7 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
 
 
 def _way(first: RankFailure, failure: RankFailure) -> str:
-    if failure.is_consequence and failure.raised and lost_connection(failure.raised):
+    if failure.is_consequence and failure.raised and rank_end.lost_connection(failure.raised):
         return _LOST
     if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _STOP_EXCEPTIONS):
         return "stopped as requested"
