@@ -88,7 +88,7 @@ def _mesh(env: Mapping[str, str], ranks: int) -> MeshSpec | None:
 def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
     """Return the number of nodes in each domain, given once for all or per domain."""
     texts = env.get(var.NODES_PER_DOMAIN, "").split(",")
-    sizes = tuple(_count(text, var.NODES_PER_DOMAIN) for text in texts if text)
+    sizes = tuple(_number(text, var.NODES_PER_DOMAIN, 1) for text in texts if text)
     return split_nodes(nnodes, sizes[0]) if len(sizes) == 1 else sizes
 
 
@@ -104,15 +104,15 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the number of workers on each node, from meshrun's variable or torchrun's."""
-    world_size = read_count(env, var.WORLD_SIZE) or 1
+    world_size = read_number(env, var.WORLD_SIZE, least=1) or 1
     listed = env.get(var.NPROC_PER_NODE)
     if listed:
         texts = listed.split(",")  # a node may have none
-        counts = tuple(_count(text, var.NPROC_PER_NODE, least=0) for text in texts)
-        counts *= (read_count(env, var.GROUP_WORLD_SIZE) or 1) if len(counts) == 1 else 1
+        counts = tuple(_number(text, var.NPROC_PER_NODE, 0) for text in texts)
+        counts *= (read_number(env, var.GROUP_WORLD_SIZE, least=1) or 1) if len(counts) == 1 else 1
     else:
-        local = read_count(env, var.LOCAL_WORLD_SIZE) or world_size
-        counts = (local,) * (read_count(env, var.GROUP_WORLD_SIZE) or world_size // local)
+        local = read_number(env, var.LOCAL_WORLD_SIZE, least=1) or world_size
+        counts = (local,) * (read_number(env, var.GROUP_WORLD_SIZE, least=1) or world_size // local)
     if sum(counts) != world_size and (env.get(var.WORLD_SIZE) or not listed):
         names = (var.WORLD_SIZE, var.LOCAL_WORLD_SIZE, var.GROUP_WORLD_SIZE, var.NPROC_PER_NODE)
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
@@ -121,35 +121,22 @@ def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     return counts
 
 
-def read_count(env: Mapping[str, str], name: str) -> int | None:
-    """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
-
-    Raises:
-        MeshError: If it is not a number from 1 to ``MAX_RANKS``.
-    """
-    text = env.get(name)
-    return _count(text, name) if text else None
-
-
-def _count(text: str, name: str, *, least: int = 1) -> int:
-    number = _number(text, name)
-    if not least <= number <= MAX_RANKS:
-        raise MeshError(f"{name} must be from {least} to {MAX_RANKS:,}, found `{text}`")
-    return number
-
-
-def read_number(env: Mapping[str, str], name: str) -> int | None:
+def read_number(env: Mapping[str, str], name: str, least: int | None = None) -> int | None:
     """Return a variable that holds a whole number, or ``None`` if it is not set.
 
     Raises:
-        MeshError: If it holds something else.
+        MeshError: If it holds something else or, where ``least`` is given, a number that is not
+            from ``least`` to ``MAX_RANKS``.
     """
     text = env.get(name)
-    return _number(text, name) if text else None
+    return _number(text, name, least) if text else None
 
 
-def _number(text: str, name: str) -> int:
+def _number(text: str, name: str, least: int | None) -> int:
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise MeshError(f"{name} must be a whole number, found `{text[:40]}`") from None
+    if least is not None and not least <= number <= MAX_RANKS:
+        raise MeshError(f"{name} must be from {least} to {MAX_RANKS:,}, found `{text}`")
+    return number

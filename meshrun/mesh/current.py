@@ -18,7 +18,7 @@ from meshrun.errors import MeshError
 from meshrun.host import rank_variables as var
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.layout import Layout, parse_derived, solve_layout
-from meshrun.layout.environment import read_count, read_number
+from meshrun.layout.environment import read_number
 from meshrun.layout.spec import AnyMesh, mesh_text, parse_mesh
 from meshrun.mesh.build import (
     BuiltMesh,
@@ -201,7 +201,7 @@ def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
     """Return a layout over ``WORLD_SIZE`` ranks; one rank if the environment has no such number."""
-    world_size = read_count(launch_environment(), var.WORLD_SIZE) or 1
+    world_size = read_number(launch_environment(), var.WORLD_SIZE, least=1) or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
         parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
@@ -260,7 +260,7 @@ def _device_type(requested: str | None) -> str:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     env = launch_environment()
-    workers = read_count(env, var.LOCAL_WORLD_SIZE) or 1
+    workers = read_number(env, var.LOCAL_WORLD_SIZE, least=1) or 1
     count = torch.accelerator.device_count()
     if count == 1 and var.RANK in env:
         # `srun --gpus-per-task=1` shows each task only its own GPU.
