@@ -183,17 +183,17 @@ def _draw(
     sheet = arrange(Layout(mesh=None, nproc_per_node=layout.nproc_per_node), top + 2 * _ROW + 6)
     drawing.text(MARGIN, top + 12, f"{shown.title}, in {shown.unit[0]}")
     _draw_key(drawing, shown, top + _ROW)
-    drawing.add(*boxes(sheet, hosts), "<g>" if sheet.cells.detailed else '<g class="small">')
+    drawing.add(*boxes(sheet, hosts), "<g>" if sheet.detailed else '<g class="small">')
     corners: dict[int, tuple[float, float]] = {}
     for box in sheet.boxes:
         for place, unplaced in enumerate(box.ranks):  # numbered node by node
             rank = layout.rank_at(box.number, place)
-            corners[rank] = sheet.cells.corners[unplaced]
+            corners[rank] = sheet.corners[unplaced]
             rate = shown.rates.get(rank)
             title = f"rank {rank}: {'not measured' if rate is None else format_rate(rate)}"
             detail = "" if rate is None else shown.show(rate)
             color = shown.color(rank)
-            drawing.add(cell(sheet.cells, corners[rank], color, title, label=rank, detail=detail))
+            drawing.add(cell(sheet, corners[rank], color, title, label=rank, detail=detail))
     drawing.add("</g>")
     bottom, right = max(box.y + box.height for box in sheet.boxes), sheet.right
     if shown.links is not None and shown.links.slow:
@@ -209,7 +209,7 @@ def _places(layout: Layout, sheet: Sheet, corners: Mapping[int, tuple[float, flo
     """Return the places of what links connect: nodes, or the ranks of a single node."""
     if layout.nnodes > 1:
         return {box.number: (box.x, box.y, box.width, box.height) for box in sheet.boxes}
-    return {rank: (x, y, sheet.cells.width, sheet.cells.height) for rank, (x, y) in corners.items()}
+    return {rank: (x, y, sheet.cell_width, sheet.cell_height) for rank, (x, y) in corners.items()}
 
 
 def _bad_ends(links: LinkRates, places: _Places) -> Iterator[str]:

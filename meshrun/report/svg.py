@@ -11,7 +11,6 @@ from meshrun.layout import Layout
 from meshrun.report import svg_style as svg
 from meshrun.report.svg_geometry import (
     MARGIN,
-    Cells,
     Sheet,
     arrange,
 )
@@ -189,12 +188,12 @@ def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str
         frame = svg.rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
         title = (titles or {}).get(box.number)
         yield frame if title is None else f"<g><title>{svg.words(title)}</title>{frame}</g>"
-        middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
+        middle = sheet.cell_height / 2 + 12 if sheet.arrangement == "rows" else 14
         yield svg.text(box.x + 8, box.y + middle, f"node {box.number}", "soft")
 
 
 def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]:
-    yield "<g>" if sheet.cells.detailed else '<g class="small">'
+    yield "<g>" if sheet.detailed else '<g class="small">'
     for box in sheet.boxes:
         for rank in box.ranks:
             coordinate = layout.coordinate(rank)
@@ -205,22 +204,22 @@ def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]
             color = svg.PLAIN
             if color_dim is not None:
                 color = svg.color_class(coordinate[color_dim], layout.sizes[color_dim])
-            corner, detail = sheet.cells.corners[rank], ",".join(map(str, coordinate))
-            yield cell(sheet.cells, corner, color, title, label=rank, detail=detail)
+            corner, detail = sheet.corners[rank], ",".join(map(str, coordinate))
+            yield cell(sheet, corner, color, title, label=rank, detail=detail)
     yield "</g>"
 
 
 def cell(
-    cells: Cells, corner: tuple[float, float], name: str, title: str, *, label: int, detail: str
+    sheet: Sheet, corner: tuple[float, float], name: str, title: str, *, label: int, detail: str
 ) -> str:
     """Return the cell of a rank, with a detail below its label if there is room."""
-    (x, y), half = corner, cells.height / 2
-    middle = svg.number(x + cells.width / 2)
-    baseline, below = half + (4.6 if cells.detailed else 3.2), ""
-    if cells.detailed and detail:
+    (x, y), half = corner, sheet.cell_height / 2
+    middle = svg.number(x + sheet.cell_width / 2)
+    baseline, below = half + (4.6 if sheet.detailed else 3.2), ""
+    if sheet.detailed and detail:
         baseline = half - 2
         below = f'<text class="at" x="{middle}" y="{svg.number(y + half + 11)}">{detail}</text>'
-    size = f'width="{svg.number(cells.width)}" height="{svg.number(cells.height)}" rx="3"'
+    size = f'width="{svg.number(sheet.cell_width)}" height="{svg.number(sheet.cell_height)}" rx="3"'
     return (
         f'<g class="cell {name}"><title>{svg.words(title)}</title>'
         f'<rect x="{svg.number(x)}" y="{svg.number(y)}" {size}/>'
@@ -276,12 +275,12 @@ def _outline(style: str, x: float, y: float, width: float, height: float) -> str
 def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
     """Outline the groups of rank 0, which show the pattern; lines would be too many."""
     for place, (dim, style) in enumerate(_outline_styles(layout).items()):
-        drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.cells.corners]
+        drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.corners]
         about = f"{layout.dim_labels[dim]}: group of rank 0"
         yield f'<g class="marks"><g class="{style}"><title>{svg.words(about)}</title>'
         for rank in drawn[1:] if place else drawn:  # rank 0 is in all of these groups
-            x, y = sheet.cells.corners[rank]
-            width, height = sheet.cells.width + 3, sheet.cells.height + 3
+            x, y = sheet.corners[rank]
+            width, height = sheet.cell_width + 3, sheet.cell_height + 3
             yield _outline(style, x - 1.5, y - 1.5, width, height)
         yield "</g></g>"
     if sheet.gap is not None:

@@ -28,7 +28,7 @@ _BUNDLE_HEAD = 34.0
 _PAD = 8.0
 _GAP = 4.0
 _LABEL = 20.0
-"""Height of the name of a node above its cells."""
+"""Height of the name of a node above its sheet."""
 _IN_LINE = 16
 _IN_ROWS = 16
 _DETAILED = 128
@@ -67,41 +67,16 @@ class Box(Struct, frozen=True):
     ranks: Sequence[int] = ()
 
 
-class Cells(Struct):
-    """The size of cells, and their places."""
-
-    detailed: bool
-    """Whether they have room for coordinates."""
-    width: float
-    height: float
-    corners: dict[int, tuple[float, float]] = {}
-    """Upper left corner of the cell of each rank that is drawn."""
-
-    def place(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
-        """Place the cells of ranks in rows, from ``x``, ``y`` on."""
-        for place, rank in enumerate(ranks):
-            row, column = divmod(place, per_row)
-            self.corners[rank] = (
-                x + column * (self.width + _GAP),
-                y + row * (self.height + _GAP),
-            )
-
-    def middle(self, rank: int) -> float:
-        """Return the x in the middle of a rank's cell."""
-        return self.corners[rank][0] + self.width / 2
-
-    def extent(self, count: int, per_row: int) -> tuple[float, float]:
-        """Return the width and height of ``count`` cells."""
-        columns = max(1, min(count, per_row))  # a node without ranks has room for one
-        rows = max(1, math.ceil(count / max(1, per_row)))
-        return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
-
-
 class Sheet(Struct):
     """The places of everything in a picture."""
 
     arrangement: Arrangement
-    cells: Cells
+    detailed: bool
+    """Whether cells have room for coordinates."""
+    cell_width: float
+    cell_height: float
+    corners: dict[int, tuple[float, float]] = {}
+    """Upper left corner of the cell of each rank that is drawn."""
     boxes: list[Box] = []
     frames: list[Box] = []
     """The places of domains."""
@@ -111,6 +86,25 @@ class Sheet(Struct):
     bottom: float = 0.0
     gap: tuple[float, float] | None = None
     """Middle of the place in the grid that represents the omitted nodes."""
+
+    def place(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
+        """Place the cells of ranks in rows, from ``x``, ``y`` on."""
+        for place, rank in enumerate(ranks):
+            row, column = divmod(place, per_row)
+            self.corners[rank] = (
+                x + column * (self.cell_width + _GAP),
+                y + row * (self.cell_height + _GAP),
+            )
+
+    def middle(self, rank: int) -> float:
+        """Return the x in the middle of a rank's cell."""
+        return self.corners[rank][0] + self.cell_width / 2
+
+    def extent(self, count: int, per_row: int) -> tuple[float, float]:
+        """Return the width and height of ``count`` sheet."""
+        columns = max(1, min(count, per_row))  # a node without ranks has room for one
+        rows = max(1, math.ceil(count / max(1, per_row)))
+        return columns * (self.cell_width + _GAP) - _GAP, rows * (self.cell_height + _GAP) - _GAP
 
 
 def arrange(layout: Layout, top: float) -> Sheet:
@@ -125,13 +119,14 @@ def arrange(layout: Layout, top: float) -> Sheet:
 # ---- cells ---------------------------------------------------------------------------------
 
 
-def _cells(layout: Layout) -> Cells:
+def _new_sheet(layout: Layout, arrangement: Arrangement) -> Sheet:
+    """Return a sheet without anything, but with the size of sheet."""
     last = layout.world_size - 1
     if layout.world_size > _DETAILED:
-        return Cells(False, max(20.0, svg.width_of(str(last), 9) + 5), 16.0)
+        return Sheet(arrangement, False, max(20.0, svg.width_of(str(last), 9) + 5), 16.0)
     widest = svg.width_of(",".join(str(size - 1) for size in layout.sizes), 9)
-    height = 36.0 if layout.sizes else 30.0
-    return Cells(True, max(36.0, svg.width_of(str(last), 13) + 10, widest + 8), height)
+    width = max(36.0, svg.width_of(str(last), 13) + 10, widest + 8)
+    return Sheet(arrangement, True, width, 36.0 if layout.sizes else 30.0)
 
 
 # ---- domains -------------------------------------------------------------------------------
@@ -165,8 +160,7 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> list[Box]:
 
 
 def _in_line(layout: Layout, top: float) -> Sheet:
-    cells, domains = _cells(layout), _first_nodes(layout)
-    sheet = Sheet("line", cells)
+    sheet, domains = _new_sheet(layout, "line"), _first_nodes(layout)
     in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
     found = {dim: _lines_of_ranks(layout, dim, in_slots) for dim in range(len(layout.sizes))}
     x = MARGIN + _lane_label_width(layout, found)
@@ -175,10 +169,10 @@ def _in_line(layout: Layout, top: float) -> Sheet:
         if node in domains:
             x += 2 * _PAD if node else _PAD
         ranks = layout.ranks_of_node(node)
-        inner, height = cells.extent(len(ranks), len(ranks))
+        inner, height = sheet.extent(len(ranks), len(ranks))
         width = max(inner, svg.width_of(f"node {node}", 11)) + 2 * _PAD
         sheet.boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
-        cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
+        sheet.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
     around = _PAD if domains else 0
     sheet.frames, sheet.right = _frames_around(sheet.boxes, domains), x - 2 * _PAD + around
@@ -190,10 +184,10 @@ def _in_line(layout: Layout, top: float) -> Sheet:
         for rank in line.stops
     }
     for rank, end in sorted(ends.items()):
-        x, y = cells.middle(rank), cells.corners[rank][1] + cells.height
+        x, y = sheet.middle(rank), sheet.corners[rank][1] + sheet.cell_height
         sheet.lines.append(svg.line(x, y, x, end, "guide"))
     for dim, start in starts.items():
-        sheet.lines += _lane(layout.dim_labels[dim], found[dim], cells, MARGIN, start)
+        sheet.lines += _lane(layout.dim_labels[dim], found[dim], sheet, MARGIN, start)
     return sheet
 
 
@@ -216,8 +210,7 @@ def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[dict[in
 
 
 def _in_rows(layout: Layout, top: float) -> Sheet:
-    cells, domains = _cells(layout), _first_nodes(layout)
-    sheet = Sheet("rows", cells)
+    sheet, domains = _new_sheet(layout, "rows"), _first_nodes(layout)
     dims = range(len(layout.sizes))
     nodes = [layout.ranks_of_node(node) for node in range(layout.nnodes)]
     by_node = [{dim: _lines_of_ranks(layout, dim, ranks) for dim in dims} for ranks in nodes]
@@ -227,7 +220,7 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     around = _PAD if domains else 0
     left = MARGIN + around
     cells_at = left + _PAD + max(names, _lane_label_width(layout, found))
-    inner, height = cells.extent(max(layout.nproc_per_node), _IN_ROWS)
+    inner, height = sheet.extent(max(layout.nproc_per_node), _IN_ROWS)
     starts, box_height = _stack_lanes(found, _PAD + height)
     box_height += 3 if starts else _PAD
     y = top + (_BUNDLE_HEAD if bundles else 0)
@@ -235,10 +228,10 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
         if node in domains:
             y += _LABEL + (_PAD if node else 0)
         sheet.boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
-        cells.place(ranks, cells_at, y + _PAD, _IN_ROWS)
+        sheet.place(ranks, cells_at, y + _PAD, _IN_ROWS)
         for dim, start in starts.items():
             lines = by_node[node][dim]
-            sheet.lines += _lane(layout.dim_labels[dim], lines, cells, left + 8, y + start)
+            sheet.lines += _lane(layout.dim_labels[dim], lines, sheet, left + 8, y + start)
         y += box_height + _PAD
     sheet.frames, sheet.bottom = _frames_around(sheet.boxes, domains), y - _PAD + around
     sheet.right = left + sheet.boxes[0].width + around
@@ -250,13 +243,12 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
 
 
 def _in_grid(layout: Layout, top: float) -> Sheet:
-    cells = _cells(layout)
-    sheet = Sheet("grid", cells)
+    sheet = _new_sheet(layout, "grid")
     nodes, most = _nodes_to_draw(layout)
     ranks_of = {node: layout.ranks_of_node(node)[:most] for node in nodes}
     fullest = max(len(ranks) for ranks in ranks_of.values())
     per_row = 8 if fullest <= 64 else 16 if fullest <= 256 else 32
-    inner, inner_height = cells.extent(fullest, per_row)
+    inner, inner_height = sheet.extent(fullest, per_row)
     width = max(inner, svg.width_of(f"node {layout.nnodes - 1}", 11)) + 2 * _PAD
     height = _LABEL + inner_height + _PAD
     groups = _drawn_by_domain(layout, nodes)
@@ -274,7 +266,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
                 sheet.gap = (x + width / 2, y + height / 2)
                 continue
             sheet.boxes.append(Box(node, x, y, width, height, ranks_of[node]))
-            cells.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
+            sheet.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
         if domain is not None:
             size = grid.frame(len(members))
             sheet.frames.append(Box(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
@@ -399,7 +391,7 @@ def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:
     return tracks
 
 
-def _lane(label: str, lines: Sequence[Line], cells: Cells, x: float, y: float) -> Iterator[str]:
+def _lane(label: str, lines: Sequence[Line], sheet: Sheet, x: float, y: float) -> Iterator[str]:
     """Yield a dim's groups, each as a line with a dot below each of its ranks."""
     if not lines:
         return
@@ -407,7 +399,7 @@ def _lane(label: str, lines: Sequence[Line], cells: Cells, x: float, y: float) -
     yield svg.text(x, middle + 4, svg.shorten_label(label))
     for one in lines:
         level = y + one.track * _TRACK
-        yield _joined(one, f"{label}: ranks", [(cells.middle(rank), level) for rank in one.stops])
+        yield _joined(one, f"{label}: ranks", [(sheet.middle(rank), level) for rank in one.stops])
 
 
 def _add_bundles(layout: Layout, sheet: Sheet, bundles: Mapping[int, Sequence[Line]]) -> None:
