@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from meshrun.cli import read
 from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_program
 from meshrun.cli.end import returncode
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
-from meshrun.cli.read import (
-    build_request,
-    check_hosts,
-    check_one_node,
-    check_other_options,
-    read_program,
-    read_rendezvous,
-    with_hosts,
-)
 from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors, note, say, set_message_format
@@ -67,10 +59,9 @@ def run(options: Options, invocation: Invocation) -> int:
 
         return show_where(options)
     try:
-        check_other_options(options)
-        read = read_check_program if options.check else read_program
-        program = read(options)
-        request = with_hosts(build_request(options, program), options)
+        read.check_other_options(options)
+        program = (read_check_program if options.check else read.read_program)(options)
+        request = read.with_hosts(read.build_request(options, program), options)
         check_requirements(options, request)
         if _is_launch(options):
             _check_dry_run(options)
@@ -89,7 +80,7 @@ def run(options: Options, invocation: Invocation) -> int:
 
         return launch_on_ray(options, request, invocation)
     if options.submit is not None:
-        check_hosts(request, options)
+        read.check_hosts(request, options)
         from meshrun.cli.submit_job import submit
 
         if invocation.caller is not None:
@@ -132,7 +123,7 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
         from meshrun import app
 
         request, cluster = app.ask_cluster(request, is_child=invocation.caller is not None)
-        check_hosts(request, options)
+        read.check_hosts(request, options)
         if invocation.caller is not None:
             _check_function(request)
     if request.remote is not None:
@@ -207,7 +198,7 @@ def _show_plan(options: Options, request: LaunchRequest) -> None:
     from meshrun.supervisor.launch_gpus import examine_gpus
 
     request, cluster = app.ask_cluster(request)
-    check_hosts(request, options)
+    read.check_hosts(request, options)
     plan = app.plan(request, check_host=False, cluster=cluster)
     for text in plan.request.notes:
         note(text)
@@ -316,7 +307,7 @@ def withdraw_if_launch(options: Options, error: MeshrunError) -> None:
     if not _is_launch(options) or options.hosts or options.hostfile:  # it would start the others
         return
     try:
-        rendezvous, nnodes = read_rendezvous(options)
+        rendezvous, nnodes = read.read_rendezvous(options)
     except MeshrunError:
         return
     if (nnodes or 1) > 1:
@@ -339,7 +330,7 @@ def _interact(options: Options, request: LaunchRequest, invocation: Invocation) 
     flag, line = Options.interactive.flag, options.line
     if invocation.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch()", hint="use meshrun.WorkerGroup")
-    check_one_node(request, Options.interactive)
+    read.check_one_node(request, Options.interactive)
     if request.program.kind == "command":
         raise UsageError(f"{flag} requires a Python program, found `{request.program.target}`")
     for row, why in _INCOMPATIBLE_WITH_PROMPT.items():
