@@ -139,16 +139,25 @@ class Output:
             if to_stderr:
                 self._tail.pop(rank.rank, None)
                 self._error_files[rank.rank] = file.path or ""
+            copy = self._copy(rank, to_stderr, file.filtered)  # creates its file in any case
             is_printed = shown and file.printed
             if is_printed or (to_stderr and file.path is None):
-                ends.append(self._begin(rank, file, to_stderr, is_printed=is_printed))
+                ends.append(self._begin(rank, file, to_stderr, copy, is_printed=is_printed))
             elif file.path is not None:
                 ends.append(open_log(file.path, self._create))
             else:
                 ends.append(os.open(os.devnull, os.O_WRONLY))
         return ends
 
-    def _begin(self, rank: RankPlan, file: StreamFile, to_stderr: bool, *, is_printed: bool) -> int:
+    def _begin(
+        self,
+        rank: RankPlan,
+        file: StreamFile,
+        to_stderr: bool,
+        copy: LineCopy | None,
+        *,
+        is_printed: bool,
+    ) -> int:
         """Begin to read a stream, and return the rank's end of it."""
         if file.path is not None:
             end = open_log(file.path, self._create)
@@ -156,14 +165,13 @@ class Output:
         else:
             read_fd, end = os.pipe()
             os.set_blocking(read_fd, False)
-        stream = copy = None
+        stream = None
         if is_printed:
             prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
             may_prompt = rank.local_rank == 0 and os.isatty(0)
             stream = self._console.stream(
                 rank=rank.rank, prefix=prefix, to_stderr=to_stderr, may_prompt=may_prompt
             )
-            copy = self._copy(rank, to_stderr, file.filtered)
         source = _Source(rank.rank, to_stderr, read_fd, file.path, stream, copy)
         self._sources[source] = None
         if not source.is_pipe:

@@ -226,6 +226,17 @@ def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
     assert sorted(errors.splitlines()) == ["[trainer0]:err 0", "[trainer1]:err 1"]
 
 
+def test_files_of_matching_lines_exist_without_any(fake_torch: object, tmp_path: Path) -> None:
+    """As with torchrun, which copies no lines of ranks that are not shown."""
+    run_meshrun(
+        "-t", "3", "--log-dir", tmp_path / "logs", "--local-ranks-filter", "5",
+        "--duplicate-stdout-filters", "out", "--duplicate-stderr-filters", "err", ECHO,
+    )  # fmt: skip
+
+    assert text_of(tmp_path / "logs", "attempt_0/filtered_stdout.log") == ""
+    assert text_of(tmp_path / "logs", "attempt_0/filtered_stderr.log") == ""
+
+
 @pytest.mark.parametrize("files", [[], ["-t", "3"]])
 @pytest.mark.parametrize(
     ("options", "expected"),
