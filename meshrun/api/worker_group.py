@@ -16,14 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from meshrun.api import launch, remote_call
-from meshrun.api.child_launcher import (
-    RankOutput,
-    copy_output,
-    end_launcher,
-    signals_deferred,
-    stop_launcher,
-)
+from meshrun.api import child_launcher, launch, remote_call
 from meshrun.api.exchange import (
     Exchange,
     GroupRank,
@@ -110,7 +103,10 @@ class WorkerGroup:
         flags = launch.to_flags(parameters, options)
         self.members: tuple[GroupRank, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
+        self._stdout, self._stderr = (
+            child_launcher.RankOutput("stdout", stdout),
+            child_launcher.RankOutput("stderr", stderr),
+        )
         self._sent = 0
         """The number of messages that the ranks were sent."""
         self._owner = os.getpid()
@@ -276,7 +272,7 @@ class WorkerGroup:
         try:
             with Reactor() as reactor:
                 exchange = Exchange(self.members, reactor, terminal)
-                with signals_deferred(reactor, exchange.interrupt):
+                with child_launcher.signals_deferred(reactor, exchange.interrupt):
                     exchange.send(message, timeout_s)
                     self._sent += 1
                     while not exchange.is_done:
@@ -423,7 +419,7 @@ class WorkerGroup:
             try:
                 process.wait(timeout_s)
             except BaseException as error:
-                stop_launcher(process, _SHUTDOWN_S + _CLOSE_S)
+                child_launcher.stop_launcher(process, _SHUTDOWN_S + _CLOSE_S)
                 self._finish_output(process, _CLOSE_S)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
@@ -438,7 +434,7 @@ class WorkerGroup:
             self._output.join(timeout_s)
         self._stdout.close()
         self._stderr.close()
-        end_launcher(process)
+        child_launcher.end_launcher(process)
         self._process = None
 
     def _trouble(self, code: int) -> MeshrunError | None:
@@ -463,7 +459,7 @@ class WorkerGroup:
 def _run_launcher(
     start: Callable[[], subprocess.Popen[bytes]],
     started: Future[subprocess.Popen[bytes]],
-    streams: Sequence[RankOutput],
+    streams: Sequence[child_launcher.RankOutput],
     folder: object,
 ) -> None:
     """Start a launcher, and pass on its output until its end.
@@ -489,7 +485,7 @@ def _run_launcher(
     started.set_result(process)
     pipes = zip((process.stdout, process.stderr), streams, strict=True)
     with process:
-        copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
+        child_launcher.copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
     del folder
 
 

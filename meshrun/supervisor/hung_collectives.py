@@ -7,7 +7,7 @@ for that rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ _SAME_INPUTS = frozenset({
 """Collectives whose inputs have the same shape on each rank."""
 _SAME_OUTPUTS = frozenset({"all_gather", "scatter", "reduce_scatter"})
 """Collectives whose outputs have the same shape on each rank."""
+_ELSEWHERE = "is on another node"
 _KIB = 1024
 
 
@@ -56,12 +57,6 @@ def find_hung(
         own: The ranks of this node.
         why_silent: Why ranks gave no answer, such as ``is suspended``.
     """
-
-    def describe_silent(rank: int) -> str:
-        if rank not in own:
-            return "is on another node"
-        return why_silent.get(rank, "does not answer")
-
     groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupCalls]] = {}
     for rank, answer in answers.items():
         for group in answer.groups:
@@ -72,18 +67,16 @@ def find_hung(
         for group in answer.groups
         if (call := _under_way(group)) is not None
     }
-    findings = [
-        _examine(
-            _name(layout, next(iter(members.values()))),
-            ranks,
-            members,
-            waiting=waiting,
-            places=places,
-            describe_silent=describe_silent,
-        )
-        for (_, ranks), members in groups.items()
-        if any(_under_way(group) is not None for group in members.values())
-    ]
+    findings = []
+    for (_, ranks), members in groups.items():
+        if any(map(_under_way, members.values())):
+            name = _name(layout, next(iter(members.values())))
+            silent = {
+                rank: why_silent.get(rank, "does not answer") if rank in own else _ELSEWHERE
+                for rank in ranks
+                if rank not in members
+            }
+            findings.append(_examine(name, members, silent, waiting, places))
     return sorted(findings, key=lambda finding: finding.severity)
 
 
@@ -124,14 +117,12 @@ def describe_elsewhere(place: str, places: Mapping[int, str]) -> str:
 
 def _examine(
     name: str,
-    ranks: tuple[int, ...],
     members: Mapping[int, GroupCalls],
-    *,
+    silent: Mapping[int, str],
     waiting: Mapping[int, tuple[str, Call]],
     places: Mapping[int, str],
-    describe_silent: Callable[[int], str],
 ) -> HungGroup:
-    """Return why a group hangs, of whose ``ranks`` those in ``members`` have answered."""
+    """Return why a group hangs, of whose ranks ``members`` have answered, and ``silent`` not."""
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, group in members.items() for call in _numbered(group, number)}
@@ -145,15 +136,15 @@ def _examine(
         for rank, group in members.items()
         if rank not in under_way and (not group.calls or group.calls[-1].number < latest.number)
     ]
-    silent = _sets_by_size({rank: describe_silent(rank) for rank in ranks if rank not in members})
+    why_silent = _sets_by_size(silent)
     is_elsewhere = any(rank in waiting for rank in absent)
     return HungGroup(
         2 if is_elsewhere else 1,
-        f"in {name}, {_describe_wait(latest, under_way, absent, silent)}",
+        f"in {name}, {_describe_wait(latest, under_way, absent, why_silent)}",
         (
             *_at_calls(under_way, places),
             *_absent(absent, waiting, places),
-            *_silent(silent, places),
+            *_silent(why_silent, places),
         ),
     )
 

@@ -16,16 +16,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol import collectives
+from meshrun.protocol import collectives, rank_end
 from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.protocol.rank_end import (
-    RankExited,
-    RankRaised,
-    aborted_for_timeout,
-    lost_connection,
-    timed_out,
-)
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.hung_collectives import HungGroup, describe_elsewhere, find_hung
 from meshrun.supervisor.rank_requests import CollectiveRequests, NcclRas, RankPipes
@@ -162,19 +155,19 @@ class Monitor(Watcher):
     def on_event(self, event: Event, state: State) -> None:
         """Find out which peer a failed rank waited for, before the others are ended."""
         was_stopping = self._state.stopping
-        if isinstance(event, RankRaised):
+        if isinstance(event, rank_end.RankRaised):
             self.update(state)
             self.stacks.drop(event.rank)
             self._on_raised(event, was_stopping=was_stopping)
-        elif isinstance(event, RankExited) and event.aborted and not was_stopping:
+        elif isinstance(event, rank_end.RankExited) and event.aborted and not was_stopping:
             self.update(state)
-            self._explain(is_late=aborted_for_timeout(event.error))
+            self._explain(is_late=rank_end.aborted_for_timeout(event.error))
 
-    def _on_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
+    def _on_raised(self, event: rank_end.RankRaised, *, was_stopping: bool) -> None:
         """Explain a timeout, or a lost connection: the peer may have timed out a moment before."""
-        is_late = timed_out(event.message, event.traceback)
+        is_late = rank_end.timed_out(event.message, event.traceback)
         if not was_stopping:
-            if is_late or lost_connection(event):
+            if is_late or rank_end.lost_connection(event):
                 self._explain(is_late=is_late)
         elif self._explained and not self.why and is_late:  # too late to ask
             self._to_explain = _Explain.ALL
@@ -289,10 +282,7 @@ class Monitor(Watcher):
     ) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
         gone = {
-            # NCCL does not notice on the same machine that a peer has exited.
-            rank: "has exited with code 0"
-            if rank_state.exited_well
-            else f"has {'timed out' if aborted_for_timeout(rank_state.exited.error) else 'failed'}"
+            rank: _describe_gone(rank_state.exited)
             for rank, rank_state in self._state.ranks.items()
             if rank_state.exited is not None
         }
@@ -332,6 +322,13 @@ class Monitor(Watcher):
         if state.nodes.is_alone:
             return text
         return f"{text}; check that no firewall blocks ports between the nodes"
+
+
+def _describe_gone(event: rank_end.RankExited) -> str:
+    """Return why a rank that has exited is not in the collective in which others still wait."""
+    if not event.wait_status:
+        return "has exited with code 0"  # which NCCL does not notice on the same machine
+    return "has timed out" if rank_end.aborted_for_timeout(event.error) else "has failed"
 
 
 def _with_reason(outcome: NodeOutcome, why: str) -> NodeOutcome:

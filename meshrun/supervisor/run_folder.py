@@ -19,14 +19,7 @@ from meshrun.errors import HostError, UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.host.folder import Folder, keep_from_aging, lock_folder, make_folder, temporary_path
 from meshrun.host.named_files import absolute, who_else_may_write
-from meshrun.plan.log_files import (
-    PLUG_INS,
-    PluginOptions,
-    RankFiles,
-    attempt_folder,
-    rank_files,
-    run_folder_prefix,
-)
+from meshrun.plan import log_files
 from meshrun.plan.parse import Streams
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
@@ -79,7 +72,7 @@ class RunFolder:
         """
         self._logs = logs
         self._plugin = plugin
-        self._chosen: dict[int, RankFiles] = {}
+        self._chosen: dict[int, log_files.RankFiles] = {}
         self._is_temporary = logs.log_dir is None
         self._has_room = True
         """Whether there was room for the folders of this generation."""
@@ -87,7 +80,7 @@ class RunFolder:
         self._folder: Folder | None = None
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self._folder = _make_run_folder(
-                absolute(logs.log_dir or ""), run_folder_prefix(run_id, host)
+                absolute(logs.log_dir or ""), log_files.run_folder_prefix(run_id, host)
             )
             self.path = self._folder.path
 
@@ -109,7 +102,7 @@ class RunFolder:
             return
         if self._logs.log_dir == os.devnull:
             return
-        attempt = attempt_folder(self.path, generation)
+        attempt = log_files.attempt_folder(self.path, generation)
         self._has_room = True
         try:
             if self._folder is not None and self._folder.is_gone:  # others have cleaned up
@@ -129,12 +122,12 @@ class RunFolder:
                 hint="set TMPDIR or --log-dir to a writable folder with free space",
             ) from error
 
-    def files(self, generation: int, local_rank: int) -> RankFiles:
+    def files(self, generation: int, local_rank: int) -> log_files.RankFiles:
         """Return the files of one rank."""
         if self._plugin is not None:
             return self._chosen[local_rank]
         logs = self._logs if self._has_room else replace(self._logs, log_dir=os.devnull)
-        return rank_files(logs, self.path, generation, local_rank)
+        return log_files.rank_files(logs, self.path, generation, local_rank)
 
     def open(self, path: str, flags: int) -> int:
         """Open a file that :meth:`files` names; a new file is private.
@@ -204,10 +197,11 @@ class LogsPlugin:
             UsageError: If no package has a plug-in of this name.
         """
         self._name = logs.logs_specs or ""
-        if self._name not in entry_points(PLUG_INS):
+        if self._name not in entry_points(log_files.PLUG_INS):
             raise UsageError(
                 f"--logs-specs: no plugin named `{self._name}`",
-                hint=f"an installed package must register it as an entry point in {PLUG_INS}",
+                hint="an installed package must register it as an entry point in"
+                f" {log_files.PLUG_INS}",
             )
         self._process = subprocess.Popen(
             own_command("logs-plugin", self._name),
@@ -216,7 +210,7 @@ class LogsPlugin:
             encoding="utf-8",
         )
         self._send(
-            PluginOptions(
+            log_files.PluginOptions(
                 log_dir=logs.log_dir,
                 redirects=_choice(logs.redirects, nproc),
                 tee=_choice(logs.tee, nproc),
@@ -224,7 +218,7 @@ class LogsPlugin:
             )
         )
 
-    def choose(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, RankFiles]:
+    def choose(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, log_files.RankFiles]:
         """Return the files of each local rank, given the environments of all.
 
         Raises:
@@ -237,7 +231,9 @@ class LogsPlugin:
                 f"the --logs-specs plugin `{self._name}` failed",
                 hint="see its traceback above",
             )
-        files: dict[int, RankFiles] = convert(dict[int, RankFiles], read_json(answer))
+        files: dict[int, log_files.RankFiles] = convert(
+            dict[int, log_files.RankFiles], read_json(answer)
+        )
         return files
 
     def _send(self, value: object) -> None:

@@ -23,16 +23,7 @@ from meshrun.host.reactor import Steps
 from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
-from meshrun.protocol import codec
-from meshrun.protocol.zygote_messages import (
-    FromNegotiation,
-    FromRank,
-    FromZygote,
-    Prepare,
-    RankEvent,
-    StartStore,
-    ToZygote,
-)
+from meshrun.protocol import codec, zygote_messages
 from meshrun.start import own_command
 from meshrun.zygote.control import LEFT_TO_LAUNCHER, killing_orphans
 
@@ -59,7 +50,7 @@ class ZygoteClient:
     def __init__(
         self,
         program: Program,
-        prepare: Prepare,
+        prepare: zygote_messages.Prepare,
         *,
         stacks: int,
         stdin: int | None = None,
@@ -91,7 +82,7 @@ class ZygoteClient:
         with theirs:
             yield theirs.fileno(), self._ranks_end.fileno()
 
-    def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
+    def send(self, order: zygote_messages.ToZygote, fds: Sequence[int] = ()) -> None:
         """Send an order; if the zygote is gone, :meth:`receive` reports that."""
         if self.control.fileno() < 0:
             return
@@ -100,21 +91,23 @@ class ZygoteClient:
         except ConnectionError:
             pass
 
-    def receive(self) -> FromZygote | RankEvent | None:
+    def receive(self) -> zygote_messages.FromZygote | zygote_messages.RankEvent | None:
         """Return the zygote's next event, or ``None`` once it has exited."""
         message = _receive(self.control)
-        if not isinstance(message, FromZygote | RankEvent | None):
+        if not isinstance(message, zygote_messages.FromZygote | zygote_messages.RankEvent | None):
             raise InternalError(f"the zygote sent an unexpected message: {message}")
         return message
 
-    def receive_report(self) -> FromRank | FromNegotiation | None:
+    def receive_report(self) -> zygote_messages.FromRank | zygote_messages.FromNegotiation | None:
         """Return the next message of a rank, or ``None`` if there is none.
 
         Raises:
             WireError: If it is malformed, as when a program writes to descriptors of meshrun's.
         """
         message = _receive(self.reports)
-        if not isinstance(message, FromRank | FromNegotiation | None):
+        if not isinstance(
+            message, zygote_messages.FromRank | zygote_messages.FromNegotiation | None
+        ):
             raise codec.WireError(f"a rank sent a message that is not a rank's: {message}")
         return message
 
@@ -123,7 +116,7 @@ class ZygoteClient:
         self.release_ranks()
         barrier_read, self._barrier = os.pipe()
         fds = [barrier_read] if listener is None else [barrier_read, listener.fileno()]
-        self.send(StartStore(), fds)
+        self.send(zygote_messages.StartStore(), fds)
         os.close(barrier_read)
 
     def release_ranks(self) -> None:

@@ -24,15 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshrun.check import measured
 from meshrun.check.evaluate import compare_links, slow_ranks
-from meshrun.check.measured import (
-    BUS_FACTOR,
-    Collective,
-    Measured,
-    PeerExchange,
-    RankMeasures,
-    pairs_of,
-)
 from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.folder import write_private
@@ -69,13 +62,13 @@ def main() -> None:
     """Measure, gather and write."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # our traceback would not help anybody
     mode, *paths = sys.argv[1:]
-    measured = gather(measure(mode, paths))
-    if measured is not None:
-        write_private(os.environ[CHECK_FILE], pack(measured))
+    found = gather(measure(mode, paths))
+    if found is not None:
+        write_private(os.environ[CHECK_FILE], pack(found))
     dist.barrier()
 
 
-def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
+def measure(mode: str, paths: Sequence[str]) -> measured.RankMeasures:
     """Return the measurements of this rank; collective.
 
     Args:
@@ -87,7 +80,7 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
     rank = dist.get_rank()
     _check_sum("all ranks", dist.group.WORLD, device)
     clock_s = _clock_difference(rank, device)
-    collectives: list[Collective] = []
+    collectives: list[measured.Collective] = []
     unsupported: list[str] = []
     for index, dim in enumerate(layout.dim_labels):
         group = mesh.get_group(index)
@@ -97,7 +90,7 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
     exchanges = _Exchanges(layout, device, mode).measure()
     free, whole = _gpu_memory(device)
     here = layout.nproc_per_node[layout.node_rank()]
-    return RankMeasures(
+    return measured.RankMeasures(
         rank=rank,
         host=socket.gethostname(),
         facts=_facts(device),
@@ -114,15 +107,15 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
     )
 
 
-def gather(own: RankMeasures) -> Measured | None:
+def gather(own: measured.RankMeasures) -> measured.Measured | None:
     """Return the measurements of all ranks, on rank 0."""
     store: Any = dist.distributed_c10d._get_default_store()
     store.set(f"meshrun/check/{own.rank}", pack(own))
     if own.rank:
         return None
     ranks = range(dist.get_world_size())
-    found = [unpack(store.get(f"meshrun/check/{each}"), RankMeasures) for each in ranks]
-    return Measured(layout=current_layout().to_dict(), ranks=found)
+    found = [unpack(store.get(f"meshrun/check/{each}"), measured.RankMeasures) for each in ranks]
+    return measured.Measured(layout=current_layout().to_dict(), ranks=found)
 
 
 def _check_sum(of: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -142,19 +135,19 @@ def _check_sum(of: str, group: dist.ProcessGroup | None, device: torch.device) -
 
 def _measure_group(
     dim: str, group: dist.ProcessGroup, device: torch.device, mode: str, unsupported: list[str]
-) -> Iterator[Collective]:
+) -> Iterator[measured.Collective]:
     """Yield the time of each operation at each size; all groups of a dim run it at the same time.
 
     Operations that the group's backend lacks are added to ``unsupported``.
     """
-    for op in BUS_FACTOR:
+    for op in measured.BUS_FACTOR:
         for length in _SIZES[mode, _kind(device)]:
             try:
                 seconds = _seconds(_prepare(op, length, group, device), device, mode)
             except RuntimeError as error:  # includes NotImplementedError
                 unsupported.append(f"{op}: {str(error).splitlines()[0]}")
                 break
-            yield Collective(dim=dim, op=op, bytes=length, seconds=seconds)
+            yield measured.Collective(dim=dim, op=op, bytes=length, seconds=seconds)
 
 
 def _prepare(
@@ -215,13 +208,13 @@ class _Exchanges:
         self._sent = torch.zeros(_EXCHANGED[mode] // 4, device=device)
         self._received = torch.empty_like(self._sent)
 
-    def measure(self) -> list[PeerExchange]:
+    def measure(self) -> list[measured.PeerExchange]:
         """Return the time of each exchange; collective.
 
         What seems slow is measured again while all others wait: a bad link stays slow, while a
         chance disturbance does not repeat.
         """
-        peers = list(pairs_of(self._layout, self._rank, _ROUNDS[self._mode]))
+        peers = list(measured.pairs_of(self._layout, self._rank, _ROUNDS[self._mode]))
         seconds = []
         for peer in peers:
             dist.barrier()
@@ -233,7 +226,7 @@ class _Exchanges:
                 turn = peers.index(peer)
                 seconds[turn] = min(seconds[turn], self._measured(peer))
         return [
-            PeerExchange(peer=peer, bytes=_EXCHANGED[self._mode], seconds=each)
+            measured.PeerExchange(peer=peer, bytes=_EXCHANGED[self._mode], seconds=each)
             for peer, each in zip(peers, seconds, strict=True)
             if peer is not None
         ]
