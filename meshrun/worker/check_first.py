@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -41,8 +41,6 @@ class CheckOutcome(Struct, frozen=True, kw_only=True):
     """What the check found, the same on every rank."""
 
     findings: list[Finding]
-    speeds: str
-    """Text with the speed of each dim."""
 
 
 def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -> str | None:
@@ -52,7 +50,7 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
         The reason to exclude this rank's node from the launch; "" if the ranks must not continue
         for another reason; ``None`` if nothing is wrong.
     """
-    outcome = _in_fork(order, settings, reporter)
+    outcome: CheckOutcome | UncaughtException = _in_fork(partial(_find, order, settings, reporter))
     if isinstance(outcome, UncaughtException):
         reporter.report(RankRaised, **asdict(outcome), shown=False)
         os._exit(1)
@@ -60,17 +58,20 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
     return failed.get(socket.gethostname(), "") if outcome.findings else None
 
 
-def _in_fork(
-    order: StartRank, settings: EarlySettings, reporter: Reporter
-) -> CheckOutcome | UncaughtException:
+def _in_fork(find: Callable[[], CheckOutcome | UncaughtException]) -> Any:
     """Return what a fork of this process found; if a signal killed it, end by the same signal."""
     receiver, sender = os.pipe()
     rank = os.getpid()
     fork = os.fork()
     if fork == 0:
-        die_with_parent(rank)
-        os.close(receiver)
-        _run_fork(order, settings, reporter, sender)
+        try:
+            die_with_parent(rank)
+            os.close(receiver)
+            found = find()
+            with open(sender, "wb") as file:
+                file.write(pack(found))
+        finally:
+            os._exit(0)  # this process must never run the program
     os.close(sender)
     with open(receiver, "rb") as file:
         # Peers may miss the fork, and have this rank asked to end, before it can be waited for.
@@ -81,8 +82,7 @@ def _in_fork(
             if os.WIFSIGNALED(status):
                 _end_by_signal(os.WTERMSIG(status))
             signal.signal(signal.SIGTERM, before)
-    found: CheckOutcome | UncaughtException = unpack(text, CheckOutcome | UncaughtException)
-    return found
+    return unpack(text, CheckOutcome | UncaughtException)
 
 
 def _end_as_fork(fork: int, receiver: int, signum: int, _frame: object) -> None:
@@ -98,22 +98,11 @@ def _end_by_signal(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def _run_fork(
-    order: StartRank, settings: EarlySettings, reporter: Reporter, sender: int
-) -> NoReturn:
-    try:
-        set_title(f"check of rank {order.rank}")
-        found = _find(order, settings, reporter)
-        with open(sender, "wb") as file:
-            file.write(pack(found))
-    finally:
-        os._exit(0)  # this process must never run the program
-
-
 def _find(
     order: StartRank, settings: EarlySettings, reporter: Reporter
 ) -> CheckOutcome | UncaughtException:
     try:
+        set_title(f"check of rank {order.rank}")
         raise_thread_counts(os.environ)
         with settings.in_effect():
             for module in order.imports:
@@ -136,13 +125,12 @@ def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
     store: Any = dist.distributed_c10d._get_default_store()
     if measured is not None:
         result = evaluate(measured, parse_requirements(require, "--require") if require else ())
+        outcome = CheckOutcome(findings=result.findings)
         best = best_bus(result.rows).items()
-        speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best)
-        outcome = CheckOutcome(findings=result.findings, speeds=speeds)
         report(
             findings=[finding.text for finding in outcome.findings],
             hosts=list(failed_hosts(outcome.findings)),
-            speeds=outcome.speeds,
+            speeds=", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best),
             seconds=time.monotonic() - began_s,
         )
         store.set(_OUTCOME, pack(outcome))
