@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from pkgutil import iter_modules
 
 from meshrun.errors import UsageError
@@ -28,6 +29,7 @@ from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.zygote_messages import Prepare, ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.worker import imports
+from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
@@ -109,9 +111,8 @@ def _prepare(
         control=control,
         reports=reports,
         program=program,
-        source=source,
+        become_rank=partial(become_rank, program=program, source=source, ending=ending),
         fresh=order.start_method == "exec",
-        ending=ending,
         dispositions=dispositions,
         guard=guard,
     )

@@ -58,9 +58,6 @@ from meshrun.protocol.zygote_messages import (
     SuspendRanks,
 )
 from meshrun.start import own_command
-from meshrun.worker.bootstrap import become_rank
-from meshrun.worker.exit import ExitHandler
-from meshrun.worker.program import ProgramSource
 from meshrun.zygote.control import LEFT_TO_LAUNCHER, is_hung_up, launcher_pid, receive, send
 from meshrun.zygote.store import Guard, run_store
 
@@ -83,9 +80,8 @@ class ZygoteServer:
         control: socket.socket,
         reports: socket.socket,
         program: Program,
-        source: ProgramSource,
+        become_rank: Callable[..., None],
         fresh: bool,
-        ending: ExitHandler,
         dispositions: dict[int, Any],
         guard: Guard,
     ) -> None:
@@ -95,9 +91,8 @@ class ZygoteServer:
         self._control = control
         self._reports = reports
         self._program = program
-        self._source = source
+        self._become_rank = become_rank
         self._fresh = fresh
-        self._ending = ending
         self._pids: dict[int, int] = {}
         self._signalled: set[int] = set()
         """Processes that were sent a signal while they were running."""
@@ -227,12 +222,9 @@ class ZygoteServer:
         for stream in (sys.__stdout__, sys.__stderr__):
             _reopen(stream)
         return partial(
-            become_rank,
+            self._become_rank,
             order,
-            program=self._program,
-            source=self._source,
             reports=self._reports,
-            ending=self._ending,
             barrier_fd=self._barrier_fd,
             stacks_fd=stacks,
             requests_fd=requests,
