@@ -65,7 +65,7 @@ def test_the_store_process_never_looks_up_names(monkeypatch: pytest.MonkeyPatch)
             assert services == ["files"]
             raise Ended
 
-    for name in ("set_title", "allow_many_descriptors"):
+    for name in ("processes.set_title", "allow_many_descriptors"):
         monkeypatch.setattr(f"meshrun.zygote.store.{name}", lambda *_: None)
     monkeypatch.setattr("meshrun.zygote.store.names_from_files_only", files_only)
     listener = socket.create_server(("127.0.0.1", 0))
