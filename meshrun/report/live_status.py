@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -33,9 +32,8 @@ from meshrun.protocol.result import LaunchResult
 from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
 
-_NS = 1_000_000_000
 _PANEL_INTERVAL_S, _LINES_INTERVAL_S = 1.0, 30.0
-_CHANGE_DELAY_NS = 100_000_000
+_CHANGE_DELAY_S = 0.1
 """How soon a change of phases is shown."""
 _MIN_PAUSE = 20
 """The pause after a sample, as a multiple of its duration: the process table may be long."""
@@ -86,40 +84,51 @@ class LiveStatus(Watcher):
         self.update_plan(plan)
         self._on_panel = console.can_show_panel
         default_s = _PANEL_INTERVAL_S if self._on_panel else _LINES_INTERVAL_S
-        self._interval_ns = int((plan.request.status_interval_s or default_s) * _NS)
-        self._began_ns = self._sampled_ns = time.monotonic_ns()
-        self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._interval_ns)
+        self._interval_s = plan.request.status_interval_s or default_s
         self._used: dict[int, Usage] = {}
         self._cores: dict[int, float] = {}
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to show the state."""
-        self._state = state
-        self._timer = reactor.call_at(self._next_sample_ns, self._show, skips=False)
+        self._reactor, self._state = reactor, state
+        self._began_s = self._sampled_s = reactor.now_s
+        self._drawing = reactor.call_at(None, self._draw, skips=False)
+        self._sampling = reactor.call_at(None, self._sample, skips=False)
+        self._sampling.restart(0.0 if self._on_panel else self._interval_s)
 
     def on_event(self, event: Event, state: State) -> None:  # noqa: ARG002
         """Update a panel soon if the state has changed."""
-        if self._on_panel and state is not self._state:
-            soon_ns = time.monotonic_ns() + _CHANGE_DELAY_NS
-            self._timer.move(min(self._timer.at_ns or soon_ns, soon_ns))
+        if self._on_panel and state is not self._state and not self._drawing.is_pending:
+            self._drawing.restart(_CHANGE_DELAY_S)
         self._state = state
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Stop waiting for the GPUs' driver."""
         self._driver.close()
 
-    def _show(self) -> None:
-        state, now_ns = self._state, time.monotonic_ns()
+    def _sample(self) -> None:
+        """Measure what the ranks use, and show it."""
+        now_s, state = self._reactor.now_s, self._state
         if state.over:
             return
-        if now_ns >= self._next_sample_ns:
-            self._sample(state, now_ns)
-            took_ns = time.monotonic_ns() - now_ns
-            self._next_sample_ns = now_ns + max(self._interval_ns, _MIN_PAUSE * took_ns)
-            gpus = self.plan.used_gpus if self._used else ()
-            self._gpu_bytes = read_gpu_memory(self._driver, gpus)
-        self._timer.move(self._next_sample_ns)
-        status = self._status(state, now_ns)
+        pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
+        used = usage_of_trees(pids) if pids else {}
+        self._sampling.restart(max(self._interval_s, _MIN_PAUSE * (self._reactor.now_s - now_s)))
+        seconds = now_s - self._sampled_s
+        self._cores = {
+            pid: max(0.0, use.cpu_s - self._used[pid].cpu_s) / seconds
+            for pid, use in used.items()
+            if pid in self._used and seconds > 0
+        }
+        self._used, self._sampled_s = used, now_s
+        self._gpu_bytes = read_gpu_memory(self._driver, self.plan.used_gpus if used else ())
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._state.over:
+            return
+        self._drawing.cancel()
+        status = self._status(self._state)
         if self._on_panel:
             with suppress(OSError):  # the terminal hung up
                 size = os.get_terminal_size(2)
@@ -128,18 +137,7 @@ class LiveStatus(Watcher):
         else:
             self._console.note(f"status: {summarize(status)}")
 
-    def _sample(self, state: State, now_ns: int) -> None:
-        pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
-        used = usage_of_trees(pids) if pids else {}
-        seconds = (now_ns - self._sampled_ns) / _NS
-        self._cores = {
-            pid: max(0.0, use.cpu_s - self._used[pid].cpu_s) / seconds
-            for pid, use in used.items()
-            if pid in self._used and seconds > 0
-        }
-        self._used, self._sampled_ns = used, now_ns
-
-    def _status(self, state: State, now_ns: int) -> Status:
+    def _status(self, state: State) -> Status:
         has_mesh = self.plan.layout.mesh is not None
         ranks = []
         for rank, rank_state in state.ranks.items():
@@ -158,7 +156,7 @@ class LiveStatus(Watcher):
             ranks=tuple(ranks),
             generation=state.generation,
             max_restarts=state.max_restarts,
-            elapsed_s=(now_ns - self._began_ns) / _NS,
+            elapsed_s=self._reactor.now_s - self._began_s,
         )
 
 
