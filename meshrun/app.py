@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import note_no_nics
 from meshrun.plan.rendezvous_config import check_backend

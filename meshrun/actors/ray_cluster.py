@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from meshrun.actors import bundles
 from meshrun.errors import HostError
-from meshrun.host.descriptors import note
 from meshrun.host.folder import remove_if_stale
 from meshrun.host.printable import one_line
+from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import HostAccess, RemoteHosts
 from meshrun.protocol.packing import pack, unpack

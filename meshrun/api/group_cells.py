@@ -10,7 +10,7 @@ from meshrun.api.child_launcher import write_text
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import MeshrunError
-from meshrun.host.descriptors import note, say
+from meshrun.host.stderr import note, say
 from meshrun.worker.cells import run_cell
 
 

@@ -220,7 +220,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
         try:
             write_private(_error_file(folder), render_error_json(error))
         except OSError:  # the disk is full, or the caller is gone
-            from meshrun.host.descriptors import say
+            from meshrun.host.stderr import say
             from meshrun.report.result_text import render_error
 
             say(render_error(error))

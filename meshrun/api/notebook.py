@@ -10,7 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.wording import count
 
 if TYPE_CHECKING:

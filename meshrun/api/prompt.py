@@ -18,8 +18,8 @@ from meshrun import __version__
 from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import HostError, MeshrunError
-from meshrun.host.descriptors import say
 from meshrun.host.process_state import is_foreground
+from meshrun.host.stderr import say
 from meshrun.layout.selection import find_rank
 from meshrun.mesh.current_layout import current_layout
 from meshrun.protocol.result import RankFailed

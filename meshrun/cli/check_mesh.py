@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from meshrun.check.requirements import check_dims
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.folder import private_folder, read_private
 from meshrun.host.own_variables import CHECK_FILE
 from meshrun.host.processes import signals_blocked
+from meshrun.host.stderr import note
 from meshrun.plan.choices import STOP_SIGNALS, Format
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest

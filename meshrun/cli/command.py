@@ -17,9 +17,10 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host import rank_variables as var
-from meshrun.host.descriptors import discard_output, is_lost_output, patient, say
+from meshrun.host.descriptors import is_lost_output
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS
 from meshrun.host.shortage import describe_shortage
+from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import is_on, parse_flag
 from meshrun.protocol.caller import Invocation
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import UsageError, exit_code_of
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.plan.choices import STOP_SIGNALS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from meshrun.cli.option import Option, ParsedOptions
 from meshrun.cli.options import TOPICS
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import has_colors
+from meshrun.host.stderr import has_colors
 from meshrun.wording import DOCS, either
 
 ABOUT = "Launch a PyTorch program on every device and hand it a ready DeviceMesh."

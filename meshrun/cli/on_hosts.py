@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError, exit_code_of
-from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.processes import die_with_parent, send_signal, set_title
+from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop, signal_name

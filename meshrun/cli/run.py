@@ -17,8 +17,9 @@ from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.descriptors import allow_descriptors, note, say, set_message_format
+from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.processes import set_title
+from meshrun.host.stderr import note, say, set_message_format
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import Invocation

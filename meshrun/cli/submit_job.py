@@ -19,11 +19,11 @@ from meshrun.cli.options import CONTROLLER_OPTIONS, HOSTS, SUBMIT, Options, forg
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.own_variables import SECRET
 from meshrun.host.printable import Mask
+from meshrun.host.stderr import note
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.parse import parse_choice, split_words
 from meshrun.plan.plan import build_plan

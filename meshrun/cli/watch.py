@@ -21,10 +21,10 @@ from meshrun.api.launch import read_error
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_one_node
 from meshrun.errors import HostError, ProgramError, UsageError
-from meshrun.host.descriptors import note, say
 from meshrun.host.folder import open_private, private_folder, write_private
 from meshrun.host.own_variables import WATCH_FILE
 from meshrun.host.processes import interrupts_delayed, set_title
+from meshrun.host.stderr import note, say
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import WHY, Invocation, as_caller
 from meshrun.protocol.result import signal_name

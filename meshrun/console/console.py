@@ -14,10 +14,10 @@ from msgspec import Struct
 from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel_block
 from meshrun.console.lines import LineAssembler, Piece, Prefix, as_json_lines
 from meshrun.console.outlet import Outlet, is_reader_gone
-from meshrun.host.descriptors import discard_output
 from meshrun.host.printable import printable
 from meshrun.host.process_state import is_foreground
 from meshrun.host.reactor import Reactor
+from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
 from meshrun.wording import count
 

@@ -10,7 +10,7 @@ import socket
 import stat
 from collections import deque
 
-from meshrun.host.descriptors import is_terminal
+from meshrun.host.stderr import is_terminal
 
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024

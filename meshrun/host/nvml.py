@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import note as note_on_stderr
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.machine import Gpu
+from meshrun.host.stderr import note as note_on_stderr
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_SUCH_VALUE = 2**64 - 1

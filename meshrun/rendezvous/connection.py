@@ -253,9 +253,9 @@ class Connection:
             self._send_beat(self._hub.now_ns())
 
     def _beat_after(self, wait_ns: int) -> None:
-        """Send the next heartbeat at a whole second, so that one turn sends many."""
+        """Send the next heartbeat; rare ones at a whole second, so that one turn sends many."""
         at_ns = self._hub.now_ns() + wait_ns
-        self._beats.move(at_ns - at_ns % 1_000_000_000)
+        self._beats.move(at_ns + -at_ns % 1_000_000_000 if self._are_rare else at_ns)
 
     @property
     def _are_rare(self) -> bool:

@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from meshrun.host.descriptors import is_terminal
 from meshrun.host.printable import printable
+from meshrun.host.stderr import is_terminal
 
 _PADDING = 2
 _GAP = _PADDING + 1

@@ -11,10 +11,10 @@ from msgspec import Meta
 
 from meshrun import errors
 from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
-from meshrun.host.descriptors import discard_output, note
 from meshrun.host.folder import is_in_private, write_private
 from meshrun.host.named_files import write_whole
 from meshrun.host.printable import lines
+from meshrun.host.stderr import discard_output, note
 from meshrun.protocol.packing import ExitCode, convert, read_json
 from meshrun.protocol.result import LaunchResult
 

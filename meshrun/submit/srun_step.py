@@ -14,12 +14,13 @@ from typing import IO
 from meshrun.cluster.cluster_facts import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.errors import HostError, NodeLostError, UsageError, exit_code_of
-from meshrun.host.descriptors import note, read_now
+from meshrun.host.descriptors import read_now
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.own_variables import SECRET, SECRET_VARIABLES, STEP
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import MemoryWatch
+from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import SILENT, StepReports

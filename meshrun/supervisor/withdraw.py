@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.own_variables import LISTENER
+from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import LaunchRequest, Rendezvous

@@ -22,9 +22,9 @@ from functools import partial
 from pkgutil import iter_modules
 
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.processes import become_subreaper, die_with_parent, set_title
 from meshrun.host.shortage import describe_shortage
+from meshrun.host.stderr import note
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.zygote_messages import Prepare, ProgramBroken, ZygoteReady, ZygoteUnsafe

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.cores import bind_to_cpus
-from meshrun.host.descriptors import empty_stdin, note
+from meshrun.host.descriptors import empty_stdin
 from meshrun.host.network import packet_pair
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.process_state import is_exiting, is_stopped
@@ -34,6 +34,7 @@ from meshrun.host.processes import (
 )
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import TOO_FEW_PROCESSES
+from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol import codec
 from meshrun.protocol.rank_end import RankExited

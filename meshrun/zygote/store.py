@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host import processes
-from meshrun.host.descriptors import allow_many_descriptors, note
+from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.folder import remove_if_stale
 from meshrun.host.network import address_of, names_from_files_only
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.process_state import is_stopped, parent_of, started_at
 from meshrun.host.reactor import finish
 from meshrun.host.shortage import TOO_FEW_PROCESSES
+from meshrun.host.stderr import note
 from meshrun.worker.imports import check_torch_version
 from meshrun.zygote.control import is_hung_up, killing_marked, killing_orphans, launcher_pid
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from meshrun.console.console import Console as RanksConsole
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.report.page import Page, new_table
 
 HEADERS = ("rank", "node", "local rank", "device", "dp", "tp")
