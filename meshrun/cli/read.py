@@ -146,21 +146,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     _need_mesh(options, Options.flatten, Options.view, Options.intra_node, Options.intra_domain)
     flattens, views = parse_derived(options.flatten, options.view)
     nnodes, least_nodes = _nodes(options)
-    _require(options, Options.node_history, Options.max_node_failures)
-    _require(options, Options.stragglers, Options.straggler_time)
-    _require(options, Options.warm, Options.warm_idle)
-    _require(options, Options.status, Options.status_interval)
-    if options.status and options.debug_rank is not None:
-        raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
-    if options.place == "auto" and not (options.intra_node or options.intra_domain):
-        raise UsageError(
-            "--place auto requires --intra-node or --intra-domain",
-            hint="for example: --intra-node tp",
-        )
-    is_json = options.log_format == "json"
-    for row in _FOR_PEOPLE:
-        if is_json and options.value(row):
-            raise UsageError(f"--log-format json cannot be used with {row.flag}")
+    _check_combinations(options)
     request = LaunchRequest(
         program=program,
         mesh=_mesh(options),
@@ -227,14 +213,34 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
             collapse=options.collapse,
             nodes=options.console,
             verbose=options.verbose,
-            is_json=is_json,
+            is_json=options.log_format == "json",
         ),
         sources=_sources(options),
         notes=tuple(_notes(options, unknown)),
     )
-    if options.debug_rank is None:
-        return request
-    # While a rank is debugged, the others wait for the user.
+    return request if options.debug_rank is None else _debugged(request)
+
+
+def _check_combinations(options: Options) -> None:
+    """Check that no option is given without one that it needs, or with one that excludes it."""
+    _require(options, Options.node_history, Options.max_node_failures)
+    _require(options, Options.stragglers, Options.straggler_time)
+    _require(options, Options.warm, Options.warm_idle)
+    _require(options, Options.status, Options.status_interval)
+    if options.status and options.debug_rank is not None:
+        raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
+    if options.place == "auto" and not (options.intra_node or options.intra_domain):
+        raise UsageError(
+            "--place auto requires --intra-node or --intra-domain",
+            hint="for example: --intra-node tp",
+        )
+    for row in _FOR_PEOPLE:
+        if options.log_format == "json" and options.value(row):
+            raise UsageError(f"--log-format json cannot be used with {row.flag}")
+
+
+def _debugged(request: LaunchRequest) -> LaunchRequest:
+    """Return the request for ranks of which one is debugged: the others wait for the user."""
     groups = replace(request.groups, timeouts_s=(("", _DEBUG_TIMEOUT_S),))
     return replace(request, start_timeout_s=0.0, hang_timeout_s=0.0, max_restarts=0, groups=groups)
 

@@ -232,7 +232,7 @@ class Console:
         if self.waiting:
             reactor.poll(timeout_s)
 
-    def wait_for_readers(self, timeout_s: Callable[[], float | None]) -> None:
+    def drain(self, timeout_s: Callable[[], float | None]) -> None:
         """Block until readers have taken everything; drop the rest once the timeout is 0."""
         while (waiting := self.waiting) and (left_s := timeout_s()) != 0.0:
             for outlet in select.select([], waiting, [], left_s)[1]:

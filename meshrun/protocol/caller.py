@@ -10,7 +10,6 @@ output.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -67,7 +66,7 @@ class Caller(Struct, frozen=True):
 
         On a full disk this is omitted: they then also come directly.
         """
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             open(os.path.join(self.folder, JOINED), "wb", opener=open_private).close()
 
 
@@ -103,7 +102,7 @@ def ended_call(line: str) -> int | None:
 
 
 class StepTask(Struct, frozen=True):
-    """This launcher, as a task of such a step."""
+    """This launcher, as a task of a step of Slurm that meshrun has started."""
 
     step: str
     """The name of the step; "" if this process cannot report."""

@@ -178,19 +178,9 @@ def _ended(event: RankExited) -> RankEndedRecord:
     return RankEndedRecord(rank=event.rank, exit_code=exit_code, signal=name)
 
 
-def _copy(kind: type[Record], **digits: int) -> Callable[[Any], Record]:
-    """Return a function that copies the fields of an event, some rounded to this many digits."""
-
-    def convert(event: Any) -> Record:
-        values = {name: getattr(event, name) for name in kind.__struct_fields__}
-        return kind(**values | {name: round(values[name], most) for name, most in digits.items()})
-
-    return convert
-
-
 _RECORDS: dict[type, Callable[[Any], Record]] = {
-    zygote_messages.RankStarted: _copy(RankStartedRecord),
-    zygote_messages.RankReady: _copy(RankReadyRecord),
+    zygote_messages.RankStarted: lambda event: RankStartedRecord(rank=event.rank, pid=event.pid),
+    zygote_messages.RankReady: lambda event: RankReadyRecord(rank=event.rank),
     RankRaised: lambda event: RankFailedRecord(
         rank=event.rank,
         exception=event.kind,
@@ -199,14 +189,23 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     ),
     RankExited: _ended,
     events.SignalArrived: lambda event: SignaledRecord(signal=signal_name(event.signum)),
-    events.Hung: _copy(NoProgressRecord, idle_s=3),
-    events.RankLate: _copy(RankLateRecord, share=3, per_call_s=6),
+    events.Hung: lambda event: NoProgressRecord(idle_s=round(event.idle_s, 3), why=event.why),
+    events.RankLate: lambda event: RankLateRecord(
+        rank=event.rank,
+        group=event.group,
+        share=round(event.share, 3),
+        per_call_s=round(event.per_call_s, 6),
+    ),
     events.NodeLost: lambda event: NodeLostRecord(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
-    zygote_messages.Checked: _copy(CheckedRecord, seconds=3),
-    zygote_messages.NodeExcluded: _copy(NodeExcludedRecord),
-    events.GenerationAborted: _copy(AbortedRecord),
+    zygote_messages.Checked: lambda event: CheckedRecord(
+        findings=event.findings, hosts=event.hosts, seconds=round(event.seconds, 3)
+    ),
+    zygote_messages.NodeExcluded: lambda event: NodeExcludedRecord(
+        rank=event.rank, reason=event.reason
+    ),
+    events.GenerationAborted: lambda event: AbortedRecord(why=event.why),
 }
 """Internal events that are published, and how to convert them."""
 

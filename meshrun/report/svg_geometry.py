@@ -28,7 +28,7 @@ _BUNDLE_HEAD = 34.0
 _PAD = 8.0
 _GAP = 4.0
 _LABEL = 20.0
-"""Height of the name of a node above its sheet."""
+"""Height of the name of a node above its cells."""
 _IN_LINE = 16
 _IN_ROWS = 16
 _DETAILED = 128
@@ -101,7 +101,7 @@ class Sheet(Struct):
         return self.corners[rank][0] + self.cell_width / 2
 
     def extent(self, count: int, per_row: int) -> tuple[float, float]:
-        """Return the width and height of ``count`` sheet."""
+        """Return the width and height of ``count`` cells."""
         columns = max(1, min(count, per_row))  # a node without ranks has room for one
         rows = max(1, math.ceil(count / max(1, per_row)))
         return columns * (self.cell_width + _GAP) - _GAP, rows * (self.cell_height + _GAP) - _GAP
@@ -120,7 +120,7 @@ def arrange(layout: Layout, top: float) -> Sheet:
 
 
 def _new_sheet(layout: Layout, arrangement: Arrangement) -> Sheet:
-    """Return a sheet without anything, but with the size of sheet."""
+    """Return a sheet without anything, but with the size of its cells."""
     last = layout.world_size - 1
     if layout.world_size > _DETAILED:
         return Sheet(arrangement, False, max(20.0, svg.width_of(str(last), 9) + 5), 16.0)

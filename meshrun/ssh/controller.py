@@ -288,9 +288,8 @@ class Controller:
             return ended.why or None
         if session.is_closed:
             return session.finish().why
-        if (
-            silent_s := self._pool.listened - session.received
-        ) > self._request.rendezvous.node_timeout_s:
+        silent_s = self._pool.listened - session.received
+        if silent_s > self._request.rendezvous.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
         if self._phase is not ControllerPhase.RUNNING and not self._deadline.is_pending:
             return "it did not exit with the other hosts"

@@ -253,7 +253,7 @@ class Loop:
         for watcher in self._watchers:
             watcher.end(self.state, result)
         console.close()
-        console.wait_for_readers(self._reader_timeout_s)
+        console.drain(self._reader_timeout_s)
         return result
 
     def close_nodes(self) -> None:

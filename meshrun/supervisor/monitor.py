@@ -21,7 +21,8 @@ from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, 
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.hung_collectives import HungGroup, describe_elsewhere, find_hung
-from meshrun.supervisor.rank_requests import CollectiveRequests, NcclRas, RankPipes
+from meshrun.supervisor.nccl_ras import NcclRas
+from meshrun.supervisor.rank_requests import CollectiveRequests, RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.supervisor.watcher import Watcher

@@ -30,7 +30,7 @@ from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Requirements, ServerDescription, find_mismatch
 from meshrun.warm.inherited import leader_of_session, read_inherited, why_unsupported
 from meshrun.warm.server_folder import ServerFolder, default_server_folder, stop_server
-from meshrun.warm.shim import ServerSpec, ZygoteEnded, ZygoteForked, ZygoteSpec
+from meshrun.warm.warm_messages import ServerSpec, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.import_record import ImportRecord, read_import_record

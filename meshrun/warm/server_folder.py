@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -13,7 +12,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
@@ -83,7 +82,7 @@ class ServerFolder:
             if born is None or (server is not None and born != server.born):
                 self.forget(pid)
             elif server is not None:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     found.append(LiveServer(server, os.stat(f"{self.path}/{name}").st_mtime))
         return sorted(found, key=lambda each: -each.used)
 
@@ -91,7 +90,7 @@ class ServerFolder:
         """Return the servers that are still importing."""
         found = []
         for pid, name in self._files("starting"):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 namespace, _, born = self._text(name).partition(" ")
                 if namespace != process_namespace():
                     continue
@@ -135,7 +134,7 @@ class ServerFolder:
         Source:
             ``F_NOTIFY``, fcntl(2); few kernels are built without it.
         """
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             fcntl.fcntl(self._folder, fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_MULTISHOT)
 
     def changed_library(self, server: ServerDescription) -> Mismatch | None:
@@ -147,7 +146,7 @@ class ServerFolder:
 
     def record_use(self, pid: int) -> None:
         """Record that a server is used now."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.utime(f"{self.path}/{pid}.json")
 
     def forget(self, pid: int) -> None:
@@ -198,7 +197,7 @@ class ServerFolder:
 
     def leave_reason(self, reason: str) -> None:
         """Record for the next run why this one leaves no server, if there is room for that."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._folder.write(_REASON, reason)
 
     def take_reason(self) -> str | None:
@@ -220,7 +219,7 @@ class ServerFolder:
         self._folder.close()
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(f"{self.path}/{name}")
 
     def _text(self, name: str) -> str:

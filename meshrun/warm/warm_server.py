@@ -30,7 +30,8 @@ from meshrun.protocol.packing import unpack
 from meshrun.warm import identity
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.server_folder import ServerFolder, is_as_privileged, stop_server
-from meshrun.warm.shim import ServerSpec, serve_connection
+from meshrun.warm.shim import serve_connection
+from meshrun.warm.warm_messages import ServerSpec
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.import_record import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check

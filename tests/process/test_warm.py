@@ -42,7 +42,7 @@ import os, socket, sys
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack
 from meshrun.warm.inherited import read_inherited
-from meshrun.warm.shim import ZygoteSpec
+from meshrun.warm.warm_messages import ZygoteSpec
 program = Program(kind="script", target="none.py")
 spec = ZygoteSpec(program=program, mark="0" * 16, inherited=read_inherited(os.environ))
 text = os.fdopen(os.memfd_create("spec"), "w+b")

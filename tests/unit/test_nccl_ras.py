@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from meshrun.host.reactor import Reactor
-from meshrun.supervisor.rank_requests import NcclRas, ras_address, select_findings
+from meshrun.supervisor.nccl_ras import NcclRas, ras_address, select_findings
 
 STATUS = """NCCL version 2.24.3 compiled with CUDA 12.6
 CUDA runtime version 12060, driver version 12060

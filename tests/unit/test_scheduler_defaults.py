@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts, Task
-from meshrun.cluster.here import Peer, format_peer, parse_peer, with_peers
+from meshrun.cluster.peer_exchange import Peer, format_peer, parse_peer, with_peers
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.rank_program import Program

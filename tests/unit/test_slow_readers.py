@@ -36,7 +36,7 @@ def test_the_last_output_waits_for_its_reader(full: tuple[int, Console]) -> None
 
     thread = Thread(target=read_all, daemon=True)
     thread.start()
-    console.wait_for_readers(lambda: None)
+    console.drain(lambda: None)
     thread.join(60)
 
     assert read.endswith(b".\nthe end\n")
@@ -45,7 +45,7 @@ def test_the_last_output_waits_for_its_reader(full: tuple[int, Console]) -> None
 def test_readers_have_a_limited_time(full: tuple[int, Console]) -> None:
     """If nothing reads, the wait ends and the rest is dropped."""
     left = iter([0.01, 0.0])
-    full[1].wait_for_readers(lambda: next(left))
+    full[1].drain(lambda: next(left))
 
     assert full[1].waiting == []
 

@@ -25,7 +25,7 @@ from meshrun.warm.identity import (
 )
 from meshrun.warm.inherited import fixed_by_parent, read_inherited
 from meshrun.warm.server_folder import ServerFolder
-from meshrun.warm.shim import ZygoteSpec
+from meshrun.warm.warm_messages import ZygoteSpec
 from meshrun.worker.import_record import (
     ImportRecord,
     read_import_record,
