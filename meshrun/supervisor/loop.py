@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -132,7 +131,7 @@ class Loop:
         self._investigation = Investigation(plan, self._output, self._monitor, self._terminal)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self._wake = self._reactor.call_at(
-            None, lambda: self._handle(events.TimePassed(at_ns=time.monotonic_ns()))
+            None, lambda: self._handle(events.TimePassed(at_ns=self._reactor.now_ns()))
         )
         """The next time at which the state machine decides something."""
         self._was_continued = False
@@ -217,14 +216,14 @@ class Loop:
         """Run until all processes have ended and all output is written."""
         went_well, console = False, self._console
         try:
-            self._handle(events.LaunchBegan(at_ns=time.monotonic_ns()))
+            self._handle(events.LaunchBegan(at_ns=self._reactor.now_ns()))
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
                 self._nodes.begin_to_linger(self.state, self.plan.layout)
                 while self._nodes.lingers(self.state):
                     self._turn()
-            self._ended_s = time.monotonic()
+            self._ended_s = self._reactor.now_s
             if left := self._output.finish(self._reader_timeout_s):
                 console.note_dropped(left)
             evidence = self._gather()
@@ -273,7 +272,7 @@ class Loop:
             return None
         stopped_s = self._signalled_s or self._ended_s
         until_s = last_read_s(stopped_s, self._ended_s, self.plan.request.shutdown_timeout_s)
-        return max(0.0, until_s - time.monotonic())
+        return max(0.0, until_s - self._reactor.now_s)
 
     # ---- events ----------------------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class Loop:
         self._reactor.call_due()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
-            self._handle(events.SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+            self._handle(events.SignalArrived(signum=signal.SIGPIPE, at_ns=self._reactor.now_ns()))
 
     def _skip_lost_time(self) -> None:
         """Do not count time in which this process was stopped, or the whole machine suspended."""
@@ -327,7 +326,7 @@ class Loop:
         self.state, wanted = advance(self.state, event)
         if self.state.deadline_ns is not None and self.state.deadline_ns != before_ns:
             # It counts from the event, which this process may have handled late: on a slow disk.
-            now_ns = time.monotonic_ns()
+            now_ns = self._reactor.now_ns()
             late_ns = max(0, now_ns - getattr(event, "at_ns", now_ns))
             self.state = delay_deadline(self.state, late_ns)
         if isinstance(event, RankReady):
@@ -401,7 +400,7 @@ class Loop:
             self._handle(LeftoversEnded(count=0, survivors=survivors, denied=denied))
         self._on_reports()
         why = self._why_killed(status)
-        self._handle(events.ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))
+        self._handle(events.ZygoteGone(wait_status=status, at_ns=self._reactor.now_ns(), why=why))
 
     def _on_reports(self) -> None:
         for message in self._receive_reports():
@@ -463,8 +462,8 @@ class Loop:
             self._nodes.peers.send(events.ShowStacks(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
-        self._signalled_s = self._signalled_s or time.monotonic()
-        self._handle(events.SignalArrived(signum=signum, at_ns=time.monotonic_ns(), why=why))
+        self._signalled_s = self._signalled_s or self._reactor.now_s
+        self._handle(events.SignalArrived(signum=signum, at_ns=self._reactor.now_ns(), why=why))
 
     def _check_parent(self, daemon: int) -> None:
         """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
@@ -567,7 +566,7 @@ class Loop:
         try:
             start()
         except HostError as error:
-            now_ns = time.monotonic_ns()
+            now_ns = self._reactor.now_ns()
             failed = StartFailed(rank=None, error=error.message, hint=error.hint, at_ns=now_ns)
             self._reactor.call_at(now_ns, partial(self._handle, failed))
 

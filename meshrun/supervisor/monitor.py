@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import IntEnum, auto
 from functools import partial
@@ -62,6 +61,7 @@ class Monitor(Watcher):
         self.plan, self._console, self._emit = plan, console, emit
         self.zygote_pid = 0
         """The process that starts the ranks, which is asked while ranks are missing."""
+        self._reactor = reactor
         self._next_check = reactor.call_at(None, self._check)
         self.pipes = RankPipes()
         self.stacks = StackRequests(plan.layout, reactor, self.pipes, self._show)
@@ -76,6 +76,7 @@ class Monitor(Watcher):
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
+            now_ns=reactor.now_ns,
             cpu_seconds=cpu_seconds_of_trees,
             is_held_up=lambda: console.is_full or console.is_read(),
         )
@@ -205,7 +206,7 @@ class Monitor(Watcher):
         if self.watchdog.must_ask_waits(self._state):
             self.pipes.send(collectives.WAITS, self._state.alive)
         if self._then is None and (idle_s := self.watchdog.hung_for_s(self._state)) is not None:
-            hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
+            hung = Hung(idle_s=idle_s, at_ns=self._reactor.now_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
         self.update(self._state)
 
@@ -226,7 +227,7 @@ class Monitor(Watcher):
         if self._then is not None and not self.stacks.is_under_way:
             then, self._then = self._then, None
             then = replace(then, why=self.why) if isinstance(then, Hung) else then
-            self._emit(replace(then, at_ns=time.monotonic_ns()))
+            self._emit(replace(then, at_ns=self._reactor.now_ns()))
 
     def _print_collectives(self, *, only_conflicts: bool) -> None:
         found = self._find(self.calls, self._state.ranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -156,7 +155,7 @@ class NodeLink:
         calls: Mapping[int, RankCalled],
     ) -> None:
         """Report to the coordinator; or, as the coordinator, send all nodes what comes next."""
-        generation, now_ns = state.generation, time.monotonic_ns()
+        generation, now_ns = state.generation, self._reactor.now_ns()
         launch = (state, layout, self.hosts, self._host)
         match action:
             case Decide(next_after=Cause() as cause):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from meshrun.host.process_state import is_traced
@@ -22,6 +21,7 @@ class Watchdog:
     Args:
         start_timeout_s: How long all ranks may take to start the program; 0 for no limit.
         hang_timeout_s: How long all ranks may make no progress; 0 for no limit.
+        now_ns: Returns the time.
         cpu_seconds: Returns the CPU time of each process, including its descendants.
         is_held_up: Returns whether ranks may wait for the user, or for a slow reader of our output.
     """
@@ -31,20 +31,21 @@ class Watchdog:
         *,
         start_timeout_s: float,
         hang_timeout_s: float,
+        now_ns: Callable[[], int],
         cpu_seconds: Callable[[Iterable[int]], dict[int, float]],
         is_held_up: Callable[[], bool],
     ) -> None:
         self._start_timeout_ns = int(start_timeout_s * _NS)
         self._hang_timeout_ns = int(hang_timeout_s * _NS)
         self._every_ns = min(max(self._hang_timeout_ns // 8, _NS // 20), 10 * _NS)
-        self._cpu_seconds, self._is_held_up = cpu_seconds, is_held_up
+        self._now_ns, self._cpu_seconds, self._is_held_up = now_ns, cpu_seconds, is_held_up
         self.activity = Activity()
         """Shared with the other nodes, if there are any."""
         self.begin()
 
     def begin(self) -> None:
         """Start over, with a new generation."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         self._began_ns = self._active_ns = now_ns
         self._reported_stall = False
         self._checked_ns = 0
@@ -60,12 +61,12 @@ class Watchdog:
     def beat(self, rank: int) -> None:
         """Record that a rank's program reported progress."""
         self._beating.add(rank)
-        self._active_ns = time.monotonic_ns()
+        self._active_ns = self._now_ns()
 
     def record_output(self, rank: int) -> None:
         """Record that a rank printed something."""
         if self._hang_timeout_ns and rank not in self._beating:
-            self._active_ns = time.monotonic_ns()
+            self._active_ns = self._now_ns()
 
     def record_wait(self, rank: int, place: str) -> None:
         """Take a rank's answer where it waits in a collective; "" if it does not wait.
@@ -82,7 +83,7 @@ class Watchdog:
 
     def skip(self, lost_ns: int) -> None:
         """Do not count time in which this process, and perhaps the ranks, did not run."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         self._began_ns += lost_ns
         self._active_ns = min(now_ns, self._active_ns + lost_ns)
         if self._checked_ns:
@@ -90,7 +91,7 @@ class Watchdog:
         self.activity.skip(lost_ns, now_ns)
 
     def next_check_ns(self, state: State) -> int | None:
-        """Return when the next check is due, or ``None``."""
+        """Return when to check next, or ``None`` not to."""
         if state.stopping or state.over or state.begin_ns is not None:
             return None
         if not _all_began(state):
@@ -109,7 +110,7 @@ class Watchdog:
         """Decide whether the ranks hang: return how long none has made progress, or ``None``."""
         if not self._is_due(state) or not _all_began(state):
             return None
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         if self._checked_ns == 0 or self._some_worked(state, now_ns):
             self._active_ns = now_ns
         self._checked_ns = now_ns
@@ -119,7 +120,7 @@ class Watchdog:
 
     def _is_due(self, state: State) -> bool:
         next_check_ns = self.next_check_ns(state)
-        return next_check_ns is not None and time.monotonic_ns() >= next_check_ns
+        return next_check_ns is not None and self._now_ns() >= next_check_ns
 
     def _some_worked(self, state: State, now_ns: int) -> bool:
         excepted = self._beating | self._waiting

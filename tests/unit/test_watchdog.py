@@ -59,10 +59,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World()
-    monkeypatch.setattr(watchdog, "time", made)
-    return made
+def world() -> World:
+    return World()
 
 
 def test_ranks_in_a_debugger_do_not_hang(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +101,7 @@ def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
     return Watchdog(
         start_timeout_s=start_s,
         hang_timeout_s=hang_s,
+        now_ns=world.monotonic_ns,
         cpu_seconds=world.seconds,
         is_held_up=lambda: world.is_held_up,
     )
