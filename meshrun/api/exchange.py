@@ -11,7 +11,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -186,33 +186,42 @@ class TerminalOwner:
         """Whether the user has quit the debugger."""
 
     def handle(self, message: object, pid: int, channel: Channel) -> bool:
-        """Reply to a request, and wait for the terminal's release; ``False`` for other messages.
-
-        Meanwhile, Ctrl-C goes to process ``pid``, and Ctrl-Z is ignored: otherwise the shell and
-        the process would take turns reading the terminal.
-        """
+        """Reply to a request, and wait for the terminal's release; ``False`` for other messages."""
         if not isinstance(message, AcquireTerminal):
             return False
         if self._has_granted:
             channel.send(None)
             return True
         self._has_granted = True
-        with self._around():
-            is_main = threading.current_thread() is threading.main_thread()
-            if not (is_main and os.isatty(0) and is_foreground(0)):
-                channel.send(None)
-                return True
-            sys.stdout.flush()
-            modes = termios.tcgetattr(0)
-            on_interrupt = signal.signal(signal.SIGINT, lambda *_: send_signal(pid, signal.SIGINT))
-            on_suspend = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-            try:
-                channel.send(os.ttyname(0))
+        with self._around(), grant_terminal(pid) as terminal:
+            channel.send(terminal)
+            if terminal is not None:
                 done: ReleaseTerminal = channel.receive()
                 self.has_quit = done.quits
-            finally:
-                signal.signal(signal.SIGINT, on_interrupt)
-                signal.signal(signal.SIGTSTP, on_suspend)
-                with suppress(termios.error):  # the terminal was closed
-                    termios.tcsetattr(0, termios.TCSADRAIN, modes)
         return True
+
+
+@contextmanager
+def grant_terminal(pid: int) -> Iterator[str | None]:
+    """Yield the name of the terminal that is our stdin, or ``None`` if there is none to grant.
+
+    While the block runs, Ctrl-C goes to process ``pid``, and Ctrl-Z is ignored: otherwise the shell
+    and the process would take turns reading the terminal.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and os.isatty(0) and is_foreground(0)):
+        yield None
+        return
+    sys.stdout.flush()
+    modes = termios.tcgetattr(0)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda signum, _: send_signal(pid, signum)),
+        signal.SIGTSTP: signal.signal(signal.SIGTSTP, signal.SIG_IGN),
+    }
+    try:
+        yield os.ttyname(0)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)

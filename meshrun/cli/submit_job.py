@@ -213,21 +213,13 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     words = (*(("-m",) if options.module else ()), *options.line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     is_slurm = scheduler == "slurm"
-    exported: tuple[tuple[str, str], ...] = ()
-    if not is_slurm:  # pods can have these variables, except the secret, as each job has its own
-        forget_variables(CONTROLLER_OPTIONS)
-        found = requested_variables(os.environ, options.export).items()
-        may_have = (pair for pair in found if _VARIABLE.fullmatch(pair[0]) and pair[0] != SECRET)
-        exported = tuple(may_have)
+    exported = () if is_slurm else _exported(options.export)
     flag = Options.submit_patch.flag
     paths = () if is_slurm else options.submit_patch
     patches = [read_patches(text_of_file(path, flag), path) for path in paths]
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
-    is_on_cores = request.device == "cpu"
     in_image = options.image is not None or names_container(options.submit_arg)
-    if request.device == "auto" and is_slurm and not in_image:  # the job uses the torch of here
-        is_on_cores = detect_host(with_gpus=False).accelerator is None
     suffix = "" if is_slurm else secrets.token_hex(3)
     sbatch_options = options_in(options.submit_arg) if is_slurm else {}
     name = job_name(request.rendezvous.run_id, program.target, suffix=suffix)
@@ -237,11 +229,32 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
         options=pairs,
         program=words,
         extras=options.submit_arg,
-        accelerators=0 if is_on_cores else max(counts),
+        accelerators=0 if _on_cores(scheduler, request, in_image=in_image) else max(counts),
         image=options.image,
         patches=tuple(chain.from_iterable(patches)),
         exported=exported,
     )
+
+
+def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that pods can have, except the secret, as each job has its own."""
+    forget_variables(CONTROLLER_OPTIONS)
+    return tuple(
+        (name, value)
+        for name, value in requested_variables(os.environ, patterns).items()
+        if _VARIABLE.fullmatch(name) and name != SECRET
+    )
+
+
+def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool:
+    """Whether ranks need no accelerators.
+
+    ``--device`` says so, or else the torch that is installed here if the Slurm job uses it.
+    """
+    if request.device != "auto":
+        return request.device == "cpu"
+    is_used = scheduler == "slurm" and not in_image
+    return is_used and detect_host(with_gpus=False).accelerator is None
 
 
 def check_job(options: Options, scheduler: str) -> None:

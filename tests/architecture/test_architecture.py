@@ -60,7 +60,8 @@ def test_time_comes_from_the_reactor() -> None:
         "rendezvous/torch_.*"  # runs in a process of its own
         "|ssh/host_session.py"  # waits for processes
     )
-    rooms = ("lifecycle/", "rendezvous/", "ssh/")
+    loop = (f"supervisor/{name}.py" for name in ("loop", "monitor", "node_link", "watchdog"))
+    rooms = ("lifecycle/", "rendezvous/", "ssh/", *loop)
     read_it = [file for file in importers("time") if file.startswith(rooms)]
 
     assert [file for file in read_it if not own_clock.fullmatch(file)] == []
