@@ -127,9 +127,8 @@ class Reactor:
         """Return the time."""
         return time.monotonic_ns() if self._clock_ns is None else self._clock_ns()
 
-    @property
     def now_s(self) -> float:
-        """The time in seconds."""
+        """Return the time in seconds."""
         return self.now_ns() / 1e9
 
     # ---- descriptors -----------------------------------------------------------------------

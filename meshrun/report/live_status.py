@@ -91,7 +91,7 @@ class LiveStatus(Watcher):
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to show the state."""
         self._reactor, self._state = reactor, state
-        self._began_s = self._sampled_s = reactor.now_s
+        self._began_s = self._sampled_s = reactor.now_s()
         self._drawing = reactor.call_at(None, self._draw, skips=False)
         self._sampling = reactor.call_at(None, self._sample, skips=False)
         self._sampling.restart(0.0 if self._on_panel else self._interval_s)
@@ -108,12 +108,12 @@ class LiveStatus(Watcher):
 
     def _sample(self) -> None:
         """Measure what the ranks use, and show it."""
-        now_s, state = self._reactor.now_s, self._state
+        now_s, state = self._reactor.now_s(), self._state
         if state.over:
             return
         pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
         used = usage_of_trees(pids) if pids else {}
-        self._sampling.restart(max(self._interval_s, _MIN_PAUSE * (self._reactor.now_s - now_s)))
+        self._sampling.restart(max(self._interval_s, _MIN_PAUSE * (self._reactor.now_s() - now_s)))
         seconds = now_s - self._sampled_s
         self._cores = {
             pid: max(0.0, use.cpu_s - self._used[pid].cpu_s) / seconds
@@ -156,7 +156,7 @@ class LiveStatus(Watcher):
             ranks=tuple(ranks),
             generation=state.generation,
             max_restarts=state.max_restarts,
-            elapsed_s=self._reactor.now_s - self._began_s,
+            elapsed_s=self._reactor.now_s() - self._began_s,
         )
 
 

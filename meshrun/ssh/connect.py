@@ -115,7 +115,7 @@ class Connector:
     def _schedule_retry(self, session: HostSession, why: HostFailure) -> bool:
         """Retry a host later if it, or one on the way, may be busy; return whether it does."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
-        left_s = session.began + self._remote.access.connect_timeout_s - self._pool.reactor.now_s
+        left_s = session.began + self._remote.access.connect_timeout_s - self._pool.reactor.now_s()
         if _BUSY not in session.output or left_s < wait_s:
             return False
         session.close()
@@ -182,7 +182,7 @@ class Connector:
         if session.is_closed:
             return session.finish()
         timeout_s = self._remote.access.connect_timeout_s
-        if self._pool.reactor.now_s - session.began > timeout_s:
+        if self._pool.reactor.now_s() - session.began > timeout_s:
             return describe_silence(
                 session.host, timeout_s, session.output, starter=session.starter
             )
@@ -204,7 +204,7 @@ class Connector:
         own = [first.ready.own] if first.ready is not None else []
         seen = [other.ready.theirs for other in others if other.ready is not None]
         first.send(Listen(addresses=[*own, *seen]))
-        first.began = self._pool.reactor.now_s
+        first.began = self._pool.reactor.now_s()
         while first.endpoint is None:
             self._pool.turn()
             self._stop_early()
@@ -313,7 +313,7 @@ class HostPool:
         self._stops, self._stopped = 0, 0.0
         """How many signals have stopped the launch, and when the first one did."""
         self.reactor = Reactor()
-        self._waits_since = self.reactor.now_s
+        self._waits_since = self.reactor.now_s()
         """Since when a reader of our output may be stuck, or since the last such signal."""
         self._dropped = 0
         self.sessions: list[HostSession] = []
@@ -330,7 +330,7 @@ class HostPool:
     def turn(self) -> None:
         """Wait for the next event, and handle it."""
         if not (is_full := self.console.is_full):
-            self._waits_since = self.reactor.now_s
+            self._waits_since = self.reactor.now_s()
         for session in self.sessions:
             for fd in session.open_pipes:
                 if is_full:
@@ -341,7 +341,7 @@ class HostPool:
         self.reactor.wait()
         if is_full:
             for session in self.sessions:
-                session.received = self.reactor.now_s  # this process was not listening
+                session.received = self.reactor.now_s()  # this process was not listening
             self.reactor.skip(self.reactor.now_ns() - self.reactor.asleep_ns)
         self.reactor.call_ready()
         self.reactor.call_due()
@@ -358,7 +358,7 @@ class HostPool:
     def record_stop(self) -> None:
         """Limit the wait for slow readers, as a signal stops the launch."""
         self._stops += 1
-        self._waits_since = self.reactor.now_s
+        self._waits_since = self.reactor.now_s()
         self._stopped = self._stopped or self._waits_since
 
     def _left_s(self, until: float) -> float:
@@ -367,7 +367,7 @@ class HostPool:
             return math.inf
         if self._stops > 1 or self._dropped:
             return 0.0
-        return max(0.0, until - self.reactor.now_s)
+        return max(0.0, until - self.reactor.now_s())
 
     def close(self, on_signals: Callable[[], None]) -> None:
         """End every session and write the remaining output; ``on_signals`` handles signals."""
@@ -375,7 +375,7 @@ class HostPool:
         for session in self.sessions:
             session.close()
         self.console.close()
-        until = last_read_s(self._stopped, self.reactor.now_s, self._shutdown_timeout_s)
+        until = last_read_s(self._stopped, self.reactor.now_s(), self._shutdown_timeout_s)
         while self.console.waiting and (left_s := self._left_s(until)):
             self.console.wait_for_reader(self.reactor, None if left_s == math.inf else left_s)
             on_signals()

@@ -206,7 +206,7 @@ class Controller:
             if signum in self._request.stop_signals:
                 if self._stopped is None:
                     self._stopped = StoppedBySignal(signum)
-                    self._stopped_s = self._pool.reactor.now_s
+                    self._stopped_s = self._pool.reactor.now_s()
                     # The first host passes it on to the others, unless it cannot.
                     limit_s = self._most_s_to_end
                     end = partial(self._enter, ControllerPhase.ENDING)
@@ -312,7 +312,7 @@ class Controller:
             self._console.note(f"host {why.host} was lost: {why.why}")
         session.close()
         if is_needed:
-            self._lost_s = self._lost_s or self._pool.reactor.now_s
+            self._lost_s = self._lost_s or self._pool.reactor.now_s()
             self._lost.append(why)
             is_running = self._phase is ControllerPhase.RUNNING
             self._enter(self._policy.after_loss if is_running else ControllerPhase.ENDING)

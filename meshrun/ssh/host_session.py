@@ -101,7 +101,7 @@ class HostSession:
         for fd in self._pipes:
             os.set_blocking(fd, False)
         self._stderr_tail = bytearray()
-        self.began = self.received = reactor.now_s
+        self.began = self.received = reactor.now_s()
         """Since when its agent's answer is awaited, and when the last data arrived."""
         self.ready: messages.Ready | None = None
         """What its agent has answered."""
@@ -183,7 +183,7 @@ class HostSession:
         if not data:
             self._close(fd)
             return
-        self.received = self._reactor.now_s
+        self.received = self._reactor.now_s()
         if self._pipes[fd] is not self._stdout:
             self._stderr_tail += data
             del self._stderr_tail[:-_MOST_OUTPUT]

@@ -223,7 +223,7 @@ class Loop:
                 self._nodes.begin_to_linger(self.state, self.plan.layout)
                 while self._nodes.lingers(self.state):
                     self._turn()
-            self._ended_s = self._reactor.now_s
+            self._ended_s = self._reactor.now_s()
             if left := self._output.finish(self._reader_timeout_s):
                 console.note_dropped(left)
             evidence = self._gather()
@@ -272,7 +272,7 @@ class Loop:
             return None
         stopped_s = self._signalled_s or self._ended_s
         until_s = last_read_s(stopped_s, self._ended_s, self.plan.request.shutdown_timeout_s)
-        return max(0.0, until_s - self._reactor.now_s)
+        return max(0.0, until_s - self._reactor.now_s())
 
     # ---- events ----------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ class Loop:
             self._nodes.peers.send(events.ShowStacks(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
-        self._signalled_s = self._signalled_s or self._reactor.now_s
+        self._signalled_s = self._signalled_s or self._reactor.now_s()
         self._handle(events.SignalArrived(signum=signum, at_ns=self._reactor.now_ns(), why=why))
 
     def _check_parent(self, daemon: int) -> None:
